@@ -1,0 +1,194 @@
+package record
+
+import (
+	"encoding/binary"
+	"fmt"
+)
+
+// An entry is what one raft log entry carries:
+//
+//	u8 format = 1 | u64 term of admission | u32 n | n requests
+//
+//	request = u32 length of the rest | i64 committed_at (Unix ns, admission clock)
+//	          str client_id | u32 n | n writes
+//	write   = str key (stored form) | u8 flags | u64 expected_version | u64 previous_client_seq
+//	          u64 stream_previous_seq | u32 n | n content hashes (32 each)
+//	          u32 length | n canonical events
+//
+// Requests are independent of each other; the writes of one land together or not at all.
+const entryFormat = 1
+
+// EntryHeaderSize is the length of an entry before its requests.
+const EntryHeaderSize = 1 + 8 + 4
+
+// Flags of a write.
+const (
+	FlagAllowCreate = 1 << iota
+	FlagEnforce
+	FlagHasExpected
+	FlagHasPrevious
+	// FlagHasStreamPrevious: the write came on an AppendStream behind stream_previous_seq,
+	// and Apply refuses it unless that sequence is recorded.
+	FlagHasStreamPrevious
+)
+
+// Write is one write of a request as Apply reads it. Slices alias the entry.
+type Write struct {
+	Key         Key
+	Flags       byte
+	Expected    uint64
+	Previous    uint64
+	StreamPrev  uint64
+	EventCount  uint32
+	Hashes      []byte // EventCount hashes, one after the other
+	Events      []byte // EventCount canonical events
+	Lowest      uint64 // lowest client_seq, computed while parsing
+	Highest     uint64 // highest client_seq, computed while parsing
+	FirstNumber uint64 // scratch for the caller
+}
+
+// Hash is the content hash of event i.
+func (w *Write) Hash(i int) Hash { return Hash(w.Hashes[i*HashSize : (i+1)*HashSize]) }
+
+// Request is one request of an entry as Apply reads it. ClientID and Writes are reused by
+// the next call of EntryReader.Next.
+type Request struct {
+	CommittedAt int64
+	ClientID    string
+	Writes      []Write
+}
+
+// AppendEntryHeader starts an entry of n requests admitted in term.
+func AppendEntryHeader(dst []byte, term uint64, n uint32) []byte {
+	dst = append(dst, entryFormat)
+	dst = binary.BigEndian.AppendUint64(dst, term)
+	return binary.BigEndian.AppendUint32(dst, n)
+}
+
+// AppendRequestHeader starts a request; the caller appends its writes with AppendWrite and
+// then calls FinishRequest with the offset at which the request started.
+func AppendRequestHeader(dst []byte, committedAt int64, clientID string, writes uint32) []byte {
+	dst = append(dst, 0, 0, 0, 0)
+	dst = binary.BigEndian.AppendUint64(dst, uint64(committedAt))
+	dst = appendString(dst, clientID)
+	return binary.BigEndian.AppendUint32(dst, writes)
+}
+
+// FinishRequest fills in the length of the request that starts at dst[start].
+func FinishRequest(dst []byte, start int) {
+	binary.BigEndian.PutUint32(dst[start:], uint32(len(dst)-start-4))
+}
+
+// SetCommittedAt sets the admission time of the request that starts at dst[0].
+func SetCommittedAt(dst []byte, ns int64) { binary.BigEndian.PutUint64(dst[4:], uint64(ns)) }
+
+// AppendWrite appends a write. len(w.Hashes) must be EventCount*HashSize.
+func AppendWrite(dst []byte, w *Write) []byte {
+	be := binary.BigEndian
+	dst = appendString(dst, string(w.Key))
+	dst = append(dst, w.Flags)
+	dst = be.AppendUint64(dst, w.Expected)
+	dst = be.AppendUint64(dst, w.Previous)
+	dst = be.AppendUint64(dst, w.StreamPrev)
+	dst = be.AppendUint32(dst, w.EventCount)
+	dst = append(dst, w.Hashes...)
+	return appendBytes(dst, w.Events)
+}
+
+// WriteSize is the length that AppendWrite adds.
+func WriteSize(w *Write) int {
+	return 4 + len(w.Key) + 1 + 8 + 8 + 8 + 4 + len(w.Hashes) + 4 + len(w.Events)
+}
+
+// EntryReader walks the requests of an entry.
+type EntryReader struct {
+	// Term is the term that the entry's requests were admitted in.
+	Term uint64
+	// Count is how many requests the entry holds.
+	Count uint32
+	c     cursor
+	next  uint32
+	req   Request
+}
+
+// ReadEntry starts reading an entry; data must not change while it is read.
+func ReadEntry(data []byte) (*EntryReader, error) {
+	r := &EntryReader{c: cursor{b: data}}
+	if f := r.c.u8(); f != entryFormat && !r.c.bad {
+		return nil, fmt.Errorf("%w: entry format %d, this version reads %d", ErrCorrupt, f, entryFormat)
+	}
+	r.Term = r.c.u64()
+	r.Count = r.c.u32()
+	if r.c.bad {
+		return nil, fmt.Errorf("%w: entry of %d bytes ends early", ErrCorrupt, len(data))
+	}
+	return r, nil
+}
+
+// Next returns the next request, or nil after the last. The request is valid until the
+// following call; its byte slices alias the entry.
+func (r *EntryReader) Next() (*Request, error) {
+	if r.next == r.Count {
+		if rest := len(r.c.b) - r.c.off; rest != 0 {
+			return nil, fmt.Errorf("%w: %d bytes after the entry's %d requests", ErrCorrupt, rest, r.Count)
+		}
+		return nil, nil
+	}
+	c := cursor{b: r.c.bytes()}
+	if r.c.bad {
+		return nil, fmt.Errorf("%w: request %d of %d ends early", ErrCorrupt, r.next, r.Count)
+	}
+	req := &r.req
+	req.CommittedAt = int64(c.u64())
+	req.ClientID = c.str()
+	n := c.u32()
+	req.Writes = req.Writes[:0]
+	for i := uint32(0); i < n; i++ {
+		w := Write{Key: Key(c.bytes()), Flags: c.u8(), Expected: c.u64(), Previous: c.u64(), StreamPrev: c.u64(), EventCount: c.u32()}
+		if uint64(w.EventCount)*HashSize > uint64(len(c.b)) {
+			c.bad = true
+		}
+		w.Hashes = c.take(int(w.EventCount) * HashSize)
+		w.Events = c.bytes()
+		if c.bad {
+			return nil, fmt.Errorf("%w: write %d of request %d ends early", ErrCorrupt, i, r.next)
+		}
+		if err := w.scan(); err != nil {
+			return nil, err
+		}
+		req.Writes = append(req.Writes, w)
+	}
+	if c.bad || c.off != len(c.b) {
+		return nil, fmt.Errorf("%w: request %d is %d bytes long, its writes are %d", ErrCorrupt, r.next, len(c.b), c.off)
+	}
+	r.next++
+	return req, nil
+}
+
+// scan checks the events and finds the lowest and highest sequence.
+func (w *Write) scan() error {
+	if _, _, _, ok := w.Key.Parts(); !ok {
+		return fmt.Errorf("%w: write to a malformed key of %d bytes", ErrCorrupt, len(w.Key))
+	}
+	if w.EventCount == 0 {
+		return fmt.Errorf("%w: write without events", ErrCorrupt)
+	}
+	rest := w.Events
+	var v EventView
+	var err error
+	for i := uint32(0); i < w.EventCount; i++ {
+		if rest, err = NextEvent(rest, &v); err != nil {
+			return err
+		}
+		if i == 0 || v.ClientSeq < w.Lowest {
+			w.Lowest = v.ClientSeq
+		}
+		if v.ClientSeq > w.Highest {
+			w.Highest = v.ClientSeq
+		}
+	}
+	if len(rest) != 0 {
+		return fmt.Errorf("%w: %d bytes after the write's %d events", ErrCorrupt, len(rest), w.EventCount)
+	}
+	return nil
+}
