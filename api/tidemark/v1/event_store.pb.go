@@ -1375,6 +1375,447 @@ func (x *FindEventResponse) GetEventIndex() uint32 {
 	return 0
 }
 
+type ListOrgsRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// 0 = 1,000, which is also the most.
+	PageSize uint32 `protobuf:"varint,1,opt,name=page_size,json=pageSize,proto3" json:"page_size,omitempty"`
+	// next_page_token of the page before; empty = from the beginning.
+	PageToken string `protobuf:"bytes,2,opt,name=page_token,json=pageToken,proto3" json:"page_token,omitempty"`
+	// Default LEADER.
+	Consistency   Consistency `protobuf:"varint,3,opt,name=consistency,proto3,enum=tidemark.v1.Consistency" json:"consistency,omitempty"`
+	MinPosition   uint64      `protobuf:"varint,4,opt,name=min_position,json=minPosition,proto3" json:"min_position,omitempty"`
+	Timeline      string      `protobuf:"bytes,5,opt,name=timeline,proto3" json:"timeline,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ListOrgsRequest) Reset() {
+	*x = ListOrgsRequest{}
+	mi := &file_tidemark_v1_event_store_proto_msgTypes[16]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ListOrgsRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ListOrgsRequest) ProtoMessage() {}
+
+func (x *ListOrgsRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_tidemark_v1_event_store_proto_msgTypes[16]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ListOrgsRequest.ProtoReflect.Descriptor instead.
+func (*ListOrgsRequest) Descriptor() ([]byte, []int) {
+	return file_tidemark_v1_event_store_proto_rawDescGZIP(), []int{16}
+}
+
+func (x *ListOrgsRequest) GetPageSize() uint32 {
+	if x != nil {
+		return x.PageSize
+	}
+	return 0
+}
+
+func (x *ListOrgsRequest) GetPageToken() string {
+	if x != nil {
+		return x.PageToken
+	}
+	return ""
+}
+
+func (x *ListOrgsRequest) GetConsistency() Consistency {
+	if x != nil {
+		return x.Consistency
+	}
+	return Consistency_CONSISTENCY_UNSPECIFIED
+}
+
+func (x *ListOrgsRequest) GetMinPosition() uint64 {
+	if x != nil {
+		return x.MinPosition
+	}
+	return 0
+}
+
+func (x *ListOrgsRequest) GetTimeline() string {
+	if x != nil {
+		return x.Timeline
+	}
+	return ""
+}
+
+type ListOrgsResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	Orgs  []string               `protobuf:"bytes,1,rep,name=orgs,proto3" json:"orgs,omitempty"`
+	// Empty = this was the last page.
+	NextPageToken string `protobuf:"bytes,2,opt,name=next_page_token,json=nextPageToken,proto3" json:"next_page_token,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ListOrgsResponse) Reset() {
+	*x = ListOrgsResponse{}
+	mi := &file_tidemark_v1_event_store_proto_msgTypes[17]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ListOrgsResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ListOrgsResponse) ProtoMessage() {}
+
+func (x *ListOrgsResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_tidemark_v1_event_store_proto_msgTypes[17]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ListOrgsResponse.ProtoReflect.Descriptor instead.
+func (*ListOrgsResponse) Descriptor() ([]byte, []int) {
+	return file_tidemark_v1_event_store_proto_rawDescGZIP(), []int{17}
+}
+
+func (x *ListOrgsResponse) GetOrgs() []string {
+	if x != nil {
+		return x.Orgs
+	}
+	return nil
+}
+
+func (x *ListOrgsResponse) GetNextPageToken() string {
+	if x != nil {
+		return x.NextPageToken
+	}
+	return ""
+}
+
+type ListTypesRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	Org   string                 `protobuf:"bytes,1,opt,name=org,proto3" json:"org,omitempty"`
+	// 0 = 1,000, which is also the most.
+	PageSize uint32 `protobuf:"varint,2,opt,name=page_size,json=pageSize,proto3" json:"page_size,omitempty"`
+	// next_page_token of the page before; empty = from the beginning.
+	PageToken string `protobuf:"bytes,3,opt,name=page_token,json=pageToken,proto3" json:"page_token,omitempty"`
+	// Default LEADER.
+	Consistency   Consistency `protobuf:"varint,4,opt,name=consistency,proto3,enum=tidemark.v1.Consistency" json:"consistency,omitempty"`
+	MinPosition   uint64      `protobuf:"varint,5,opt,name=min_position,json=minPosition,proto3" json:"min_position,omitempty"`
+	Timeline      string      `protobuf:"bytes,6,opt,name=timeline,proto3" json:"timeline,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ListTypesRequest) Reset() {
+	*x = ListTypesRequest{}
+	mi := &file_tidemark_v1_event_store_proto_msgTypes[18]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ListTypesRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ListTypesRequest) ProtoMessage() {}
+
+func (x *ListTypesRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_tidemark_v1_event_store_proto_msgTypes[18]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ListTypesRequest.ProtoReflect.Descriptor instead.
+func (*ListTypesRequest) Descriptor() ([]byte, []int) {
+	return file_tidemark_v1_event_store_proto_rawDescGZIP(), []int{18}
+}
+
+func (x *ListTypesRequest) GetOrg() string {
+	if x != nil {
+		return x.Org
+	}
+	return ""
+}
+
+func (x *ListTypesRequest) GetPageSize() uint32 {
+	if x != nil {
+		return x.PageSize
+	}
+	return 0
+}
+
+func (x *ListTypesRequest) GetPageToken() string {
+	if x != nil {
+		return x.PageToken
+	}
+	return ""
+}
+
+func (x *ListTypesRequest) GetConsistency() Consistency {
+	if x != nil {
+		return x.Consistency
+	}
+	return Consistency_CONSISTENCY_UNSPECIFIED
+}
+
+func (x *ListTypesRequest) GetMinPosition() uint64 {
+	if x != nil {
+		return x.MinPosition
+	}
+	return 0
+}
+
+func (x *ListTypesRequest) GetTimeline() string {
+	if x != nil {
+		return x.Timeline
+	}
+	return ""
+}
+
+type ListTypesResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	Types []string               `protobuf:"bytes,1,rep,name=types,proto3" json:"types,omitempty"`
+	// Empty = this was the last page.
+	NextPageToken string `protobuf:"bytes,2,opt,name=next_page_token,json=nextPageToken,proto3" json:"next_page_token,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ListTypesResponse) Reset() {
+	*x = ListTypesResponse{}
+	mi := &file_tidemark_v1_event_store_proto_msgTypes[19]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ListTypesResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ListTypesResponse) ProtoMessage() {}
+
+func (x *ListTypesResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_tidemark_v1_event_store_proto_msgTypes[19]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ListTypesResponse.ProtoReflect.Descriptor instead.
+func (*ListTypesResponse) Descriptor() ([]byte, []int) {
+	return file_tidemark_v1_event_store_proto_rawDescGZIP(), []int{19}
+}
+
+func (x *ListTypesResponse) GetTypes() []string {
+	if x != nil {
+		return x.Types
+	}
+	return nil
+}
+
+func (x *ListTypesResponse) GetNextPageToken() string {
+	if x != nil {
+		return x.NextPageToken
+	}
+	return ""
+}
+
+type ListAggregatesRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Empty = every org; then type and id_prefix must be empty too.
+	Org string `protobuf:"bytes,1,opt,name=org,proto3" json:"org,omitempty"`
+	// Empty = every type of the org; then id_prefix must be empty too.
+	Type string `protobuf:"bytes,2,opt,name=type,proto3" json:"type,omitempty"`
+	// Only ids that begin with these bytes.
+	IdPrefix string `protobuf:"bytes,3,opt,name=id_prefix,json=idPrefix,proto3" json:"id_prefix,omitempty"`
+	// Deleted aggregates are left out unless this is set.
+	IncludeDeleted bool `protobuf:"varint,4,opt,name=include_deleted,json=includeDeleted,proto3" json:"include_deleted,omitempty"`
+	// 0 = 1,000, which is also the most.
+	PageSize uint32 `protobuf:"varint,5,opt,name=page_size,json=pageSize,proto3" json:"page_size,omitempty"`
+	// next_page_token of the page before, for the same org, type and id_prefix; empty = from
+	// the beginning.
+	PageToken string `protobuf:"bytes,6,opt,name=page_token,json=pageToken,proto3" json:"page_token,omitempty"`
+	// Default LEADER.
+	Consistency   Consistency `protobuf:"varint,7,opt,name=consistency,proto3,enum=tidemark.v1.Consistency" json:"consistency,omitempty"`
+	MinPosition   uint64      `protobuf:"varint,8,opt,name=min_position,json=minPosition,proto3" json:"min_position,omitempty"`
+	Timeline      string      `protobuf:"bytes,9,opt,name=timeline,proto3" json:"timeline,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ListAggregatesRequest) Reset() {
+	*x = ListAggregatesRequest{}
+	mi := &file_tidemark_v1_event_store_proto_msgTypes[20]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ListAggregatesRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ListAggregatesRequest) ProtoMessage() {}
+
+func (x *ListAggregatesRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_tidemark_v1_event_store_proto_msgTypes[20]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ListAggregatesRequest.ProtoReflect.Descriptor instead.
+func (*ListAggregatesRequest) Descriptor() ([]byte, []int) {
+	return file_tidemark_v1_event_store_proto_rawDescGZIP(), []int{20}
+}
+
+func (x *ListAggregatesRequest) GetOrg() string {
+	if x != nil {
+		return x.Org
+	}
+	return ""
+}
+
+func (x *ListAggregatesRequest) GetType() string {
+	if x != nil {
+		return x.Type
+	}
+	return ""
+}
+
+func (x *ListAggregatesRequest) GetIdPrefix() string {
+	if x != nil {
+		return x.IdPrefix
+	}
+	return ""
+}
+
+func (x *ListAggregatesRequest) GetIncludeDeleted() bool {
+	if x != nil {
+		return x.IncludeDeleted
+	}
+	return false
+}
+
+func (x *ListAggregatesRequest) GetPageSize() uint32 {
+	if x != nil {
+		return x.PageSize
+	}
+	return 0
+}
+
+func (x *ListAggregatesRequest) GetPageToken() string {
+	if x != nil {
+		return x.PageToken
+	}
+	return ""
+}
+
+func (x *ListAggregatesRequest) GetConsistency() Consistency {
+	if x != nil {
+		return x.Consistency
+	}
+	return Consistency_CONSISTENCY_UNSPECIFIED
+}
+
+func (x *ListAggregatesRequest) GetMinPosition() uint64 {
+	if x != nil {
+		return x.MinPosition
+	}
+	return 0
+}
+
+func (x *ListAggregatesRequest) GetTimeline() string {
+	if x != nil {
+		return x.Timeline
+	}
+	return ""
+}
+
+type ListAggregatesResponse struct {
+	state      protoimpl.MessageState  `protogen:"open.v1"`
+	Aggregates []*GetAggregateResponse `protobuf:"bytes,1,rep,name=aggregates,proto3" json:"aggregates,omitempty"`
+	// Empty = this was the last page.
+	NextPageToken string `protobuf:"bytes,2,opt,name=next_page_token,json=nextPageToken,proto3" json:"next_page_token,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ListAggregatesResponse) Reset() {
+	*x = ListAggregatesResponse{}
+	mi := &file_tidemark_v1_event_store_proto_msgTypes[21]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ListAggregatesResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ListAggregatesResponse) ProtoMessage() {}
+
+func (x *ListAggregatesResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_tidemark_v1_event_store_proto_msgTypes[21]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ListAggregatesResponse.ProtoReflect.Descriptor instead.
+func (*ListAggregatesResponse) Descriptor() ([]byte, []int) {
+	return file_tidemark_v1_event_store_proto_rawDescGZIP(), []int{21}
+}
+
+func (x *ListAggregatesResponse) GetAggregates() []*GetAggregateResponse {
+	if x != nil {
+		return x.Aggregates
+	}
+	return nil
+}
+
+func (x *ListAggregatesResponse) GetNextPageToken() string {
+	if x != nil {
+		return x.NextPageToken
+	}
+	return ""
+}
+
 var File_tidemark_v1_event_store_proto protoreflect.FileDescriptor
 
 const file_tidemark_v1_event_store_proto_rawDesc = "" +
@@ -1496,18 +1937,58 @@ const file_tidemark_v1_event_store_proto_rawDesc = "" +
 	"\x06holder\x18\x02 \x01(\v2\x13.tidemark.v1.HolderR\x06holder\x12(\n" +
 	"\x05batch\x18\x03 \x01(\v2\x12.tidemark.v1.BatchR\x05batch\x12\x1f\n" +
 	"\vevent_index\x18\x04 \x01(\rR\n" +
-	"eventIndex*^\n" +
+	"eventIndex\"\xc8\x01\n" +
+	"\x0fListOrgsRequest\x12\x1b\n" +
+	"\tpage_size\x18\x01 \x01(\rR\bpageSize\x12\x1d\n" +
+	"\n" +
+	"page_token\x18\x02 \x01(\tR\tpageToken\x12:\n" +
+	"\vconsistency\x18\x03 \x01(\x0e2\x18.tidemark.v1.ConsistencyR\vconsistency\x12!\n" +
+	"\fmin_position\x18\x04 \x01(\x04R\vminPosition\x12\x1a\n" +
+	"\btimeline\x18\x05 \x01(\tR\btimeline\"N\n" +
+	"\x10ListOrgsResponse\x12\x12\n" +
+	"\x04orgs\x18\x01 \x03(\tR\x04orgs\x12&\n" +
+	"\x0fnext_page_token\x18\x02 \x01(\tR\rnextPageToken\"\xdb\x01\n" +
+	"\x10ListTypesRequest\x12\x10\n" +
+	"\x03org\x18\x01 \x01(\tR\x03org\x12\x1b\n" +
+	"\tpage_size\x18\x02 \x01(\rR\bpageSize\x12\x1d\n" +
+	"\n" +
+	"page_token\x18\x03 \x01(\tR\tpageToken\x12:\n" +
+	"\vconsistency\x18\x04 \x01(\x0e2\x18.tidemark.v1.ConsistencyR\vconsistency\x12!\n" +
+	"\fmin_position\x18\x05 \x01(\x04R\vminPosition\x12\x1a\n" +
+	"\btimeline\x18\x06 \x01(\tR\btimeline\"Q\n" +
+	"\x11ListTypesResponse\x12\x14\n" +
+	"\x05types\x18\x01 \x03(\tR\x05types\x12&\n" +
+	"\x0fnext_page_token\x18\x02 \x01(\tR\rnextPageToken\"\xba\x02\n" +
+	"\x15ListAggregatesRequest\x12\x10\n" +
+	"\x03org\x18\x01 \x01(\tR\x03org\x12\x12\n" +
+	"\x04type\x18\x02 \x01(\tR\x04type\x12\x1b\n" +
+	"\tid_prefix\x18\x03 \x01(\tR\bidPrefix\x12'\n" +
+	"\x0finclude_deleted\x18\x04 \x01(\bR\x0eincludeDeleted\x12\x1b\n" +
+	"\tpage_size\x18\x05 \x01(\rR\bpageSize\x12\x1d\n" +
+	"\n" +
+	"page_token\x18\x06 \x01(\tR\tpageToken\x12:\n" +
+	"\vconsistency\x18\a \x01(\x0e2\x18.tidemark.v1.ConsistencyR\vconsistency\x12!\n" +
+	"\fmin_position\x18\b \x01(\x04R\vminPosition\x12\x1a\n" +
+	"\btimeline\x18\t \x01(\tR\btimeline\"\x83\x01\n" +
+	"\x16ListAggregatesResponse\x12A\n" +
+	"\n" +
+	"aggregates\x18\x01 \x03(\v2!.tidemark.v1.GetAggregateResponseR\n" +
+	"aggregates\x12&\n" +
+	"\x0fnext_page_token\x18\x02 \x01(\tR\rnextPageToken*^\n" +
 	"\vOnDuplicate\x12\x1c\n" +
 	"\x18ON_DUPLICATE_UNSPECIFIED\x10\x00\x12\x17\n" +
 	"\x13ON_DUPLICATE_REJECT\x10\x01\x12\x18\n" +
-	"\x14ON_DUPLICATE_CONFIRM\x10\x022\xc8\x03\n" +
+	"\x14ON_DUPLICATE_CONFIRM\x10\x022\xb8\x05\n" +
 	"\x11EventStoreService\x12A\n" +
 	"\x06Append\x12\x1a.tidemark.v1.AppendRequest\x1a\x1b.tidemark.v1.AppendResponse\x12=\n" +
 	"\x04Read\x12\x18.tidemark.v1.ReadRequest\x1a\x19.tidemark.v1.ReadResponse0\x01\x12S\n" +
 	"\fGetAggregate\x12 .tidemark.v1.GetAggregateRequest\x1a!.tidemark.v1.GetAggregateResponse\x12D\n" +
 	"\aGetMark\x12\x1b.tidemark.v1.GetMarkRequest\x1a\x1c.tidemark.v1.GetMarkResponse\x12J\n" +
 	"\tListMarks\x12\x1d.tidemark.v1.ListMarksRequest\x1a\x1e.tidemark.v1.ListMarksResponse\x12J\n" +
-	"\tFindEvent\x12\x1d.tidemark.v1.FindEventRequest\x1a\x1e.tidemark.v1.FindEventResponseB<Z:github.com/tidemark-db/tidemark/api/tidemark/v1;tidemarkv1b\x06proto3"
+	"\tFindEvent\x12\x1d.tidemark.v1.FindEventRequest\x1a\x1e.tidemark.v1.FindEventResponse\x12G\n" +
+	"\bListOrgs\x12\x1c.tidemark.v1.ListOrgsRequest\x1a\x1d.tidemark.v1.ListOrgsResponse\x12J\n" +
+	"\tListTypes\x12\x1d.tidemark.v1.ListTypesRequest\x1a\x1e.tidemark.v1.ListTypesResponse\x12Y\n" +
+	"\x0eListAggregates\x12\".tidemark.v1.ListAggregatesRequest\x1a#.tidemark.v1.ListAggregatesResponseB<Z:github.com/tidemark-db/tidemark/api/tidemark/v1;tidemarkv1b\x06proto3"
 
 var (
 	file_tidemark_v1_event_store_proto_rawDescOnce sync.Once
@@ -1522,81 +2003,97 @@ func file_tidemark_v1_event_store_proto_rawDescGZIP() []byte {
 }
 
 var file_tidemark_v1_event_store_proto_enumTypes = make([]protoimpl.EnumInfo, 1)
-var file_tidemark_v1_event_store_proto_msgTypes = make([]protoimpl.MessageInfo, 16)
+var file_tidemark_v1_event_store_proto_msgTypes = make([]protoimpl.MessageInfo, 22)
 var file_tidemark_v1_event_store_proto_goTypes = []any{
-	(OnDuplicate)(0),              // 0: tidemark.v1.OnDuplicate
-	(*AppendRequest)(nil),         // 1: tidemark.v1.AppendRequest
-	(*Write)(nil),                 // 2: tidemark.v1.Write
-	(*AppendResponse)(nil),        // 3: tidemark.v1.AppendResponse
-	(*WriteResult)(nil),           // 4: tidemark.v1.WriteResult
-	(*ReadRequest)(nil),           // 5: tidemark.v1.ReadRequest
-	(*ReadResponse)(nil),          // 6: tidemark.v1.ReadResponse
-	(*ReadEnd)(nil),               // 7: tidemark.v1.ReadEnd
-	(*GetAggregateRequest)(nil),   // 8: tidemark.v1.GetAggregateRequest
-	(*GetAggregateResponse)(nil),  // 9: tidemark.v1.GetAggregateResponse
-	(*GetMarkRequest)(nil),        // 10: tidemark.v1.GetMarkRequest
-	(*GetMarkResponse)(nil),       // 11: tidemark.v1.GetMarkResponse
-	(*ListMarksRequest)(nil),      // 12: tidemark.v1.ListMarksRequest
-	(*ListMarksResponse)(nil),     // 13: tidemark.v1.ListMarksResponse
-	(*WriterMark)(nil),            // 14: tidemark.v1.WriterMark
-	(*FindEventRequest)(nil),      // 15: tidemark.v1.FindEventRequest
-	(*FindEventResponse)(nil),     // 16: tidemark.v1.FindEventResponse
-	(*AggregateKey)(nil),          // 17: tidemark.v1.AggregateKey
-	(*NewEvent)(nil),              // 18: tidemark.v1.NewEvent
-	(*timestamppb.Timestamp)(nil), // 19: google.protobuf.Timestamp
-	(Direction)(0),                // 20: tidemark.v1.Direction
-	(*Filter)(nil),                // 21: tidemark.v1.Filter
-	(Consistency)(0),              // 22: tidemark.v1.Consistency
-	(*Batch)(nil),                 // 23: tidemark.v1.Batch
-	(*Holder)(nil),                // 24: tidemark.v1.Holder
+	(OnDuplicate)(0),               // 0: tidemark.v1.OnDuplicate
+	(*AppendRequest)(nil),          // 1: tidemark.v1.AppendRequest
+	(*Write)(nil),                  // 2: tidemark.v1.Write
+	(*AppendResponse)(nil),         // 3: tidemark.v1.AppendResponse
+	(*WriteResult)(nil),            // 4: tidemark.v1.WriteResult
+	(*ReadRequest)(nil),            // 5: tidemark.v1.ReadRequest
+	(*ReadResponse)(nil),           // 6: tidemark.v1.ReadResponse
+	(*ReadEnd)(nil),                // 7: tidemark.v1.ReadEnd
+	(*GetAggregateRequest)(nil),    // 8: tidemark.v1.GetAggregateRequest
+	(*GetAggregateResponse)(nil),   // 9: tidemark.v1.GetAggregateResponse
+	(*GetMarkRequest)(nil),         // 10: tidemark.v1.GetMarkRequest
+	(*GetMarkResponse)(nil),        // 11: tidemark.v1.GetMarkResponse
+	(*ListMarksRequest)(nil),       // 12: tidemark.v1.ListMarksRequest
+	(*ListMarksResponse)(nil),      // 13: tidemark.v1.ListMarksResponse
+	(*WriterMark)(nil),             // 14: tidemark.v1.WriterMark
+	(*FindEventRequest)(nil),       // 15: tidemark.v1.FindEventRequest
+	(*FindEventResponse)(nil),      // 16: tidemark.v1.FindEventResponse
+	(*ListOrgsRequest)(nil),        // 17: tidemark.v1.ListOrgsRequest
+	(*ListOrgsResponse)(nil),       // 18: tidemark.v1.ListOrgsResponse
+	(*ListTypesRequest)(nil),       // 19: tidemark.v1.ListTypesRequest
+	(*ListTypesResponse)(nil),      // 20: tidemark.v1.ListTypesResponse
+	(*ListAggregatesRequest)(nil),  // 21: tidemark.v1.ListAggregatesRequest
+	(*ListAggregatesResponse)(nil), // 22: tidemark.v1.ListAggregatesResponse
+	(*AggregateKey)(nil),           // 23: tidemark.v1.AggregateKey
+	(*NewEvent)(nil),               // 24: tidemark.v1.NewEvent
+	(*timestamppb.Timestamp)(nil),  // 25: google.protobuf.Timestamp
+	(Direction)(0),                 // 26: tidemark.v1.Direction
+	(*Filter)(nil),                 // 27: tidemark.v1.Filter
+	(Consistency)(0),               // 28: tidemark.v1.Consistency
+	(*Batch)(nil),                  // 29: tidemark.v1.Batch
+	(*Holder)(nil),                 // 30: tidemark.v1.Holder
 }
 var file_tidemark_v1_event_store_proto_depIdxs = []int32{
 	2,  // 0: tidemark.v1.AppendRequest.writes:type_name -> tidemark.v1.Write
 	0,  // 1: tidemark.v1.AppendRequest.on_duplicate:type_name -> tidemark.v1.OnDuplicate
-	17, // 2: tidemark.v1.Write.aggregate:type_name -> tidemark.v1.AggregateKey
-	18, // 3: tidemark.v1.Write.events:type_name -> tidemark.v1.NewEvent
+	23, // 2: tidemark.v1.Write.aggregate:type_name -> tidemark.v1.AggregateKey
+	24, // 3: tidemark.v1.Write.events:type_name -> tidemark.v1.NewEvent
 	4,  // 4: tidemark.v1.AppendResponse.results:type_name -> tidemark.v1.WriteResult
-	17, // 5: tidemark.v1.WriteResult.aggregate:type_name -> tidemark.v1.AggregateKey
-	19, // 6: tidemark.v1.WriteResult.committed_at:type_name -> google.protobuf.Timestamp
-	17, // 7: tidemark.v1.ReadRequest.aggregate:type_name -> tidemark.v1.AggregateKey
-	20, // 8: tidemark.v1.ReadRequest.direction:type_name -> tidemark.v1.Direction
-	21, // 9: tidemark.v1.ReadRequest.filter:type_name -> tidemark.v1.Filter
-	22, // 10: tidemark.v1.ReadRequest.consistency:type_name -> tidemark.v1.Consistency
-	23, // 11: tidemark.v1.ReadResponse.batches:type_name -> tidemark.v1.Batch
+	23, // 5: tidemark.v1.WriteResult.aggregate:type_name -> tidemark.v1.AggregateKey
+	25, // 6: tidemark.v1.WriteResult.committed_at:type_name -> google.protobuf.Timestamp
+	23, // 7: tidemark.v1.ReadRequest.aggregate:type_name -> tidemark.v1.AggregateKey
+	26, // 8: tidemark.v1.ReadRequest.direction:type_name -> tidemark.v1.Direction
+	27, // 9: tidemark.v1.ReadRequest.filter:type_name -> tidemark.v1.Filter
+	28, // 10: tidemark.v1.ReadRequest.consistency:type_name -> tidemark.v1.Consistency
+	29, // 11: tidemark.v1.ReadResponse.batches:type_name -> tidemark.v1.Batch
 	7,  // 12: tidemark.v1.ReadResponse.end:type_name -> tidemark.v1.ReadEnd
-	17, // 13: tidemark.v1.GetAggregateRequest.aggregate:type_name -> tidemark.v1.AggregateKey
-	22, // 14: tidemark.v1.GetAggregateRequest.consistency:type_name -> tidemark.v1.Consistency
-	17, // 15: tidemark.v1.GetAggregateResponse.aggregate:type_name -> tidemark.v1.AggregateKey
-	19, // 16: tidemark.v1.GetAggregateResponse.created_at:type_name -> google.protobuf.Timestamp
-	19, // 17: tidemark.v1.GetAggregateResponse.last_committed_at:type_name -> google.protobuf.Timestamp
-	17, // 18: tidemark.v1.GetMarkRequest.aggregate:type_name -> tidemark.v1.AggregateKey
-	22, // 19: tidemark.v1.GetMarkRequest.consistency:type_name -> tidemark.v1.Consistency
-	24, // 20: tidemark.v1.GetMarkResponse.holder:type_name -> tidemark.v1.Holder
-	17, // 21: tidemark.v1.ListMarksRequest.aggregate:type_name -> tidemark.v1.AggregateKey
-	22, // 22: tidemark.v1.ListMarksRequest.consistency:type_name -> tidemark.v1.Consistency
+	23, // 13: tidemark.v1.GetAggregateRequest.aggregate:type_name -> tidemark.v1.AggregateKey
+	28, // 14: tidemark.v1.GetAggregateRequest.consistency:type_name -> tidemark.v1.Consistency
+	23, // 15: tidemark.v1.GetAggregateResponse.aggregate:type_name -> tidemark.v1.AggregateKey
+	25, // 16: tidemark.v1.GetAggregateResponse.created_at:type_name -> google.protobuf.Timestamp
+	25, // 17: tidemark.v1.GetAggregateResponse.last_committed_at:type_name -> google.protobuf.Timestamp
+	23, // 18: tidemark.v1.GetMarkRequest.aggregate:type_name -> tidemark.v1.AggregateKey
+	28, // 19: tidemark.v1.GetMarkRequest.consistency:type_name -> tidemark.v1.Consistency
+	30, // 20: tidemark.v1.GetMarkResponse.holder:type_name -> tidemark.v1.Holder
+	23, // 21: tidemark.v1.ListMarksRequest.aggregate:type_name -> tidemark.v1.AggregateKey
+	28, // 22: tidemark.v1.ListMarksRequest.consistency:type_name -> tidemark.v1.Consistency
 	14, // 23: tidemark.v1.ListMarksResponse.marks:type_name -> tidemark.v1.WriterMark
-	24, // 24: tidemark.v1.WriterMark.holder:type_name -> tidemark.v1.Holder
-	17, // 25: tidemark.v1.FindEventRequest.aggregate:type_name -> tidemark.v1.AggregateKey
-	22, // 26: tidemark.v1.FindEventRequest.consistency:type_name -> tidemark.v1.Consistency
-	24, // 27: tidemark.v1.FindEventResponse.holder:type_name -> tidemark.v1.Holder
-	23, // 28: tidemark.v1.FindEventResponse.batch:type_name -> tidemark.v1.Batch
-	1,  // 29: tidemark.v1.EventStoreService.Append:input_type -> tidemark.v1.AppendRequest
-	5,  // 30: tidemark.v1.EventStoreService.Read:input_type -> tidemark.v1.ReadRequest
-	8,  // 31: tidemark.v1.EventStoreService.GetAggregate:input_type -> tidemark.v1.GetAggregateRequest
-	10, // 32: tidemark.v1.EventStoreService.GetMark:input_type -> tidemark.v1.GetMarkRequest
-	12, // 33: tidemark.v1.EventStoreService.ListMarks:input_type -> tidemark.v1.ListMarksRequest
-	15, // 34: tidemark.v1.EventStoreService.FindEvent:input_type -> tidemark.v1.FindEventRequest
-	3,  // 35: tidemark.v1.EventStoreService.Append:output_type -> tidemark.v1.AppendResponse
-	6,  // 36: tidemark.v1.EventStoreService.Read:output_type -> tidemark.v1.ReadResponse
-	9,  // 37: tidemark.v1.EventStoreService.GetAggregate:output_type -> tidemark.v1.GetAggregateResponse
-	11, // 38: tidemark.v1.EventStoreService.GetMark:output_type -> tidemark.v1.GetMarkResponse
-	13, // 39: tidemark.v1.EventStoreService.ListMarks:output_type -> tidemark.v1.ListMarksResponse
-	16, // 40: tidemark.v1.EventStoreService.FindEvent:output_type -> tidemark.v1.FindEventResponse
-	35, // [35:41] is the sub-list for method output_type
-	29, // [29:35] is the sub-list for method input_type
-	29, // [29:29] is the sub-list for extension type_name
-	29, // [29:29] is the sub-list for extension extendee
-	0,  // [0:29] is the sub-list for field type_name
+	30, // 24: tidemark.v1.WriterMark.holder:type_name -> tidemark.v1.Holder
+	23, // 25: tidemark.v1.FindEventRequest.aggregate:type_name -> tidemark.v1.AggregateKey
+	28, // 26: tidemark.v1.FindEventRequest.consistency:type_name -> tidemark.v1.Consistency
+	30, // 27: tidemark.v1.FindEventResponse.holder:type_name -> tidemark.v1.Holder
+	29, // 28: tidemark.v1.FindEventResponse.batch:type_name -> tidemark.v1.Batch
+	28, // 29: tidemark.v1.ListOrgsRequest.consistency:type_name -> tidemark.v1.Consistency
+	28, // 30: tidemark.v1.ListTypesRequest.consistency:type_name -> tidemark.v1.Consistency
+	28, // 31: tidemark.v1.ListAggregatesRequest.consistency:type_name -> tidemark.v1.Consistency
+	9,  // 32: tidemark.v1.ListAggregatesResponse.aggregates:type_name -> tidemark.v1.GetAggregateResponse
+	1,  // 33: tidemark.v1.EventStoreService.Append:input_type -> tidemark.v1.AppendRequest
+	5,  // 34: tidemark.v1.EventStoreService.Read:input_type -> tidemark.v1.ReadRequest
+	8,  // 35: tidemark.v1.EventStoreService.GetAggregate:input_type -> tidemark.v1.GetAggregateRequest
+	10, // 36: tidemark.v1.EventStoreService.GetMark:input_type -> tidemark.v1.GetMarkRequest
+	12, // 37: tidemark.v1.EventStoreService.ListMarks:input_type -> tidemark.v1.ListMarksRequest
+	15, // 38: tidemark.v1.EventStoreService.FindEvent:input_type -> tidemark.v1.FindEventRequest
+	17, // 39: tidemark.v1.EventStoreService.ListOrgs:input_type -> tidemark.v1.ListOrgsRequest
+	19, // 40: tidemark.v1.EventStoreService.ListTypes:input_type -> tidemark.v1.ListTypesRequest
+	21, // 41: tidemark.v1.EventStoreService.ListAggregates:input_type -> tidemark.v1.ListAggregatesRequest
+	3,  // 42: tidemark.v1.EventStoreService.Append:output_type -> tidemark.v1.AppendResponse
+	6,  // 43: tidemark.v1.EventStoreService.Read:output_type -> tidemark.v1.ReadResponse
+	9,  // 44: tidemark.v1.EventStoreService.GetAggregate:output_type -> tidemark.v1.GetAggregateResponse
+	11, // 45: tidemark.v1.EventStoreService.GetMark:output_type -> tidemark.v1.GetMarkResponse
+	13, // 46: tidemark.v1.EventStoreService.ListMarks:output_type -> tidemark.v1.ListMarksResponse
+	16, // 47: tidemark.v1.EventStoreService.FindEvent:output_type -> tidemark.v1.FindEventResponse
+	18, // 48: tidemark.v1.EventStoreService.ListOrgs:output_type -> tidemark.v1.ListOrgsResponse
+	20, // 49: tidemark.v1.EventStoreService.ListTypes:output_type -> tidemark.v1.ListTypesResponse
+	22, // 50: tidemark.v1.EventStoreService.ListAggregates:output_type -> tidemark.v1.ListAggregatesResponse
+	42, // [42:51] is the sub-list for method output_type
+	33, // [33:42] is the sub-list for method input_type
+	33, // [33:33] is the sub-list for extension type_name
+	33, // [33:33] is the sub-list for extension extendee
+	0,  // [0:33] is the sub-list for field type_name
 }
 
 func init() { file_tidemark_v1_event_store_proto_init() }
@@ -1614,7 +2111,7 @@ func file_tidemark_v1_event_store_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_tidemark_v1_event_store_proto_rawDesc), len(file_tidemark_v1_event_store_proto_rawDesc)),
 			NumEnums:      1,
-			NumMessages:   16,
+			NumMessages:   22,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

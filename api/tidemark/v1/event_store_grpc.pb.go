@@ -21,12 +21,15 @@ import (
 const _ = grpc.SupportPackageIsVersion9
 
 const (
-	EventStoreService_Append_FullMethodName       = "/tidemark.v1.EventStoreService/Append"
-	EventStoreService_Read_FullMethodName         = "/tidemark.v1.EventStoreService/Read"
-	EventStoreService_GetAggregate_FullMethodName = "/tidemark.v1.EventStoreService/GetAggregate"
-	EventStoreService_GetMark_FullMethodName      = "/tidemark.v1.EventStoreService/GetMark"
-	EventStoreService_ListMarks_FullMethodName    = "/tidemark.v1.EventStoreService/ListMarks"
-	EventStoreService_FindEvent_FullMethodName    = "/tidemark.v1.EventStoreService/FindEvent"
+	EventStoreService_Append_FullMethodName         = "/tidemark.v1.EventStoreService/Append"
+	EventStoreService_Read_FullMethodName           = "/tidemark.v1.EventStoreService/Read"
+	EventStoreService_GetAggregate_FullMethodName   = "/tidemark.v1.EventStoreService/GetAggregate"
+	EventStoreService_GetMark_FullMethodName        = "/tidemark.v1.EventStoreService/GetMark"
+	EventStoreService_ListMarks_FullMethodName      = "/tidemark.v1.EventStoreService/ListMarks"
+	EventStoreService_FindEvent_FullMethodName      = "/tidemark.v1.EventStoreService/FindEvent"
+	EventStoreService_ListOrgs_FullMethodName       = "/tidemark.v1.EventStoreService/ListOrgs"
+	EventStoreService_ListTypes_FullMethodName      = "/tidemark.v1.EventStoreService/ListTypes"
+	EventStoreService_ListAggregates_FullMethodName = "/tidemark.v1.EventStoreService/ListAggregates"
 )
 
 // EventStoreServiceClient is the client API for EventStoreService service.
@@ -51,6 +54,14 @@ type EventStoreServiceClient interface {
 	// FindEvent returns the newest batch of a writer that recorded a client_seq: the point
 	// read that verifies a 2002.
 	FindEvent(ctx context.Context, in *FindEventRequest, opts ...grpc.CallOption) (*FindEventResponse, error)
+	// ListOrgs pages through the orgs that have ever held an aggregate, in byte order.
+	ListOrgs(ctx context.Context, in *ListOrgsRequest, opts ...grpc.CallOption) (*ListOrgsResponse, error)
+	// ListTypes pages through the aggregate types of an org, in byte order.
+	ListTypes(ctx context.Context, in *ListTypesRequest, opts ...grpc.CallOption) (*ListTypesResponse, error)
+	// ListAggregates pages through aggregates in byte order of their keys, each described as
+	// by GetAggregate. An aggregate that existed while all pages were read is neither missed
+	// nor repeated; each page is as of a moment of its own.
+	ListAggregates(ctx context.Context, in *ListAggregatesRequest, opts ...grpc.CallOption) (*ListAggregatesResponse, error)
 }
 
 type eventStoreServiceClient struct {
@@ -130,6 +141,36 @@ func (c *eventStoreServiceClient) FindEvent(ctx context.Context, in *FindEventRe
 	return out, nil
 }
 
+func (c *eventStoreServiceClient) ListOrgs(ctx context.Context, in *ListOrgsRequest, opts ...grpc.CallOption) (*ListOrgsResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(ListOrgsResponse)
+	err := c.cc.Invoke(ctx, EventStoreService_ListOrgs_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *eventStoreServiceClient) ListTypes(ctx context.Context, in *ListTypesRequest, opts ...grpc.CallOption) (*ListTypesResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(ListTypesResponse)
+	err := c.cc.Invoke(ctx, EventStoreService_ListTypes_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *eventStoreServiceClient) ListAggregates(ctx context.Context, in *ListAggregatesRequest, opts ...grpc.CallOption) (*ListAggregatesResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(ListAggregatesResponse)
+	err := c.cc.Invoke(ctx, EventStoreService_ListAggregates_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
 // EventStoreServiceServer is the server API for EventStoreService service.
 // All implementations must embed UnimplementedEventStoreServiceServer
 // for forward compatibility.
@@ -152,6 +193,14 @@ type EventStoreServiceServer interface {
 	// FindEvent returns the newest batch of a writer that recorded a client_seq: the point
 	// read that verifies a 2002.
 	FindEvent(context.Context, *FindEventRequest) (*FindEventResponse, error)
+	// ListOrgs pages through the orgs that have ever held an aggregate, in byte order.
+	ListOrgs(context.Context, *ListOrgsRequest) (*ListOrgsResponse, error)
+	// ListTypes pages through the aggregate types of an org, in byte order.
+	ListTypes(context.Context, *ListTypesRequest) (*ListTypesResponse, error)
+	// ListAggregates pages through aggregates in byte order of their keys, each described as
+	// by GetAggregate. An aggregate that existed while all pages were read is neither missed
+	// nor repeated; each page is as of a moment of its own.
+	ListAggregates(context.Context, *ListAggregatesRequest) (*ListAggregatesResponse, error)
 	mustEmbedUnimplementedEventStoreServiceServer()
 }
 
@@ -179,6 +228,15 @@ func (UnimplementedEventStoreServiceServer) ListMarks(context.Context, *ListMark
 }
 func (UnimplementedEventStoreServiceServer) FindEvent(context.Context, *FindEventRequest) (*FindEventResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method FindEvent not implemented")
+}
+func (UnimplementedEventStoreServiceServer) ListOrgs(context.Context, *ListOrgsRequest) (*ListOrgsResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method ListOrgs not implemented")
+}
+func (UnimplementedEventStoreServiceServer) ListTypes(context.Context, *ListTypesRequest) (*ListTypesResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method ListTypes not implemented")
+}
+func (UnimplementedEventStoreServiceServer) ListAggregates(context.Context, *ListAggregatesRequest) (*ListAggregatesResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method ListAggregates not implemented")
 }
 func (UnimplementedEventStoreServiceServer) mustEmbedUnimplementedEventStoreServiceServer() {}
 func (UnimplementedEventStoreServiceServer) testEmbeddedByValue()                           {}
@@ -302,6 +360,60 @@ func _EventStoreService_FindEvent_Handler(srv interface{}, ctx context.Context, 
 	return interceptor(ctx, in, info, handler)
 }
 
+func _EventStoreService_ListOrgs_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(ListOrgsRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(EventStoreServiceServer).ListOrgs(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: EventStoreService_ListOrgs_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(EventStoreServiceServer).ListOrgs(ctx, req.(*ListOrgsRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _EventStoreService_ListTypes_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(ListTypesRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(EventStoreServiceServer).ListTypes(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: EventStoreService_ListTypes_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(EventStoreServiceServer).ListTypes(ctx, req.(*ListTypesRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _EventStoreService_ListAggregates_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(ListAggregatesRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(EventStoreServiceServer).ListAggregates(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: EventStoreService_ListAggregates_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(EventStoreServiceServer).ListAggregates(ctx, req.(*ListAggregatesRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
 // EventStoreService_ServiceDesc is the grpc.ServiceDesc for EventStoreService service.
 // It's only intended for direct use with grpc.RegisterService,
 // and not to be introspected or modified (even as a copy)
@@ -328,6 +440,18 @@ var EventStoreService_ServiceDesc = grpc.ServiceDesc{
 		{
 			MethodName: "FindEvent",
 			Handler:    _EventStoreService_FindEvent_Handler,
+		},
+		{
+			MethodName: "ListOrgs",
+			Handler:    _EventStoreService_ListOrgs_Handler,
+		},
+		{
+			MethodName: "ListTypes",
+			Handler:    _EventStoreService_ListTypes_Handler,
+		},
+		{
+			MethodName: "ListAggregates",
+			Handler:    _EventStoreService_ListAggregates_Handler,
 		},
 	},
 	Streams: []grpc.StreamDesc{
