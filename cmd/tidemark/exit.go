@@ -1,0 +1,49 @@
+package main
+
+import "fmt"
+
+// Exit codes of the client commands. Scripts depend on them.
+const (
+	exitOK       = 0
+	exitFailure  = 1  // it failed, and nothing was written
+	exitUsage    = 2  // the command line or the configuration is wrong
+	exitUsed     = 20 // 2002: the writer's sequence was used already
+	exitConflict = 21 // 2003: the aggregate is at another version
+	exitInFlight = 22 // 2013: the same write is on its way
+	exitUnknown  = 23 // the write may or may not have landed
+	exitNotFound = 24 // there is no such aggregate or event
+)
+
+// Exit codes of serve.
+const (
+	exitStorage = 70 // the disk failed a write, a flush or a truncation
+	exitDamaged = 71 // stored data does not check out
+	exitInUse   = 72 // another process has the data directory open
+)
+
+const exitCodesHelp = `Exit codes:
+  0   ok
+  1   failure; an append that ends with 1 was not written
+  2   wrong usage or configuration
+  20  2002 ClientIdempotencyViolation: the sequence was used already
+  21  2003 OptimisticConcurrencyViolation: the aggregate is at another version
+  22  2013 InflightDuplicateWrite: the same write is still in flight
+  23  unknown outcome: the write may or may not have landed
+  24  not found
+  70  serve: the storage failed; restart once the disk is well
+  71  serve: stored data is damaged
+  72  serve: the data directory is in use by another process`
+
+// exitError is an error that decides the exit code of the process.
+type exitError struct {
+	code int
+	err  error
+}
+
+func (e *exitError) Error() string { return e.err.Error() }
+func (e *exitError) Unwrap() error { return e.err }
+
+// usageError is a mistake on the command line.
+func usageError(format string, args ...any) error {
+	return &exitError{code: exitUsage, err: fmt.Errorf(format, args...)}
+}

@@ -1,0 +1,186 @@
+package main
+
+import (
+	"bytes"
+	"encoding/json"
+	"fmt"
+	"io"
+	"strings"
+	"unicode"
+	"unicode/utf8"
+
+	"github.com/spf13/cobra"
+	"google.golang.org/protobuf/encoding/protojson"
+	"google.golang.org/protobuf/proto"
+)
+
+const (
+	outputTable = "table"
+	outputJSON  = "json"
+)
+
+// choice is a flag that takes one of a few words.
+type choice struct {
+	value *string
+	words []string
+}
+
+func (c choice) String() string { return *c.value }
+func (c choice) Type() string   { return strings.Join(c.words, "|") }
+func (c choice) Set(s string) error {
+	for _, w := range c.words {
+		if s == w {
+			*c.value = s
+			return nil
+		}
+	}
+	return fmt.Errorf("expected %s", strings.Join(c.words, " or "))
+}
+
+// registerOutput adds --output to a command.
+func registerOutput(cmd *cobra.Command, output *string) {
+	*output = outputTable
+	cmd.Flags().Var(choice{output, []string{outputTable, outputJSON}}, "output",
+		"how to print results (stdout) and errors (stderr)")
+}
+
+// outputFormat returns what --output of cmd says; table if the command has no such flag.
+func outputFormat(cmd *cobra.Command) string {
+	if f := cmd.Flags().Lookup("output"); f != nil {
+		return f.Value.String()
+	}
+	return outputTable
+}
+
+// appendJSON appends m as protojson with the proto's names: 64-bit integers are strings,
+// zeros are written out, and so are empty lists.
+func appendJSON(dst []byte, m proto.Message) ([]byte, error) {
+	raw, err := protojson.MarshalOptions{UseProtoNames: true, EmitDefaultValues: true}.Marshal(m)
+	if err != nil {
+		return dst, err
+	}
+	// protojson varies its white space on purpose; ours is to be stable.
+	buf := bytes.NewBuffer(dst)
+	err = json.Compact(buf, raw)
+	return buf.Bytes(), err
+}
+
+// writeJSON writes m as one line.
+func writeJSON(w io.Writer, m proto.Message) error {
+	line, err := appendJSON(nil, m)
+	if err != nil {
+		return err
+	}
+	_, err = w.Write(append(line, '\n'))
+	return err
+}
+
+// writeErrorJSON writes an error as one line: {"error": {...}}.
+func writeErrorJSON(w io.Writer, failure *exitError) {
+	type body struct {
+		Message  string `json:"message"`
+		ExitCode int    `json:"exit_code"`
+	}
+	line, err := json.Marshal(struct {
+		Error body `json:"error"`
+	}{body{failure.Error(), failure.code}})
+	if err == nil {
+		_, _ = w.Write(append(line, '\n'))
+	}
+}
+
+// tableWindow is how many rows a table looks at before it settles on column widths. A
+// table of a million rows is printed as they come, in bounded memory.
+const tableWindow = 256
+
+// table prints rows in aligned columns. Cells are made safe for a terminal.
+type table struct {
+	w      io.Writer
+	rows   [][]string
+	widths []int
+}
+
+func newTable(w io.Writer, header ...string) *table {
+	return &table{w: w, rows: [][]string{header}, widths: make([]int, len(header))}
+}
+
+// row adds a row with one cell per column.
+func (t *table) row(cells ...any) error {
+	row := make([]string, len(cells))
+	for i, c := range cells {
+		row[i] = printable(fmt.Sprint(c))
+	}
+	t.rows = append(t.rows, row)
+	if len(t.rows) >= tableWindow {
+		return t.flush()
+	}
+	return nil
+}
+
+// flush prints what was added. Columns only ever get wider.
+func (t *table) flush() error {
+	for _, row := range t.rows {
+		for i, cell := range row {
+			t.widths[i] = max(t.widths[i], utf8.RuneCountInString(cell))
+		}
+	}
+	var out strings.Builder
+	for _, row := range t.rows {
+		var line strings.Builder
+		for i, cell := range row {
+			fmt.Fprintf(&line, "%-*s", t.widths[i]+2, cell)
+		}
+		out.WriteString(strings.TrimRight(line.String(), " "))
+		out.WriteByte('\n')
+	}
+	t.rows = t.rows[:0]
+	_, err := io.WriteString(t.w, out.String())
+	return err
+}
+
+// fields prints name-value pairs under each other; pairs alternates names and values.
+func fields(w io.Writer, pairs ...any) error {
+	width := 0
+	for i := 0; i < len(pairs); i += 2 {
+		width = max(width, len(fmt.Sprint(pairs[i])))
+	}
+	var out strings.Builder
+	for i := 0; i+1 < len(pairs); i += 2 {
+		line := fmt.Sprintf("%-*s  %s", width, pairs[i], printable(fmt.Sprint(pairs[i+1])))
+		out.WriteString(strings.TrimRight(line, " "))
+		out.WriteByte('\n')
+	}
+	_, err := io.WriteString(w, out.String())
+	return err
+}
+
+// printable makes a string that came from elsewhere safe to show on a terminal: control
+// characters and invalid UTF-8 are escaped as in a Go string.
+func printable(s string) string {
+	safe := utf8.ValidString(s) && strings.IndexFunc(s, func(r rune) bool {
+		return !unicode.IsPrint(r)
+	}) < 0
+	if safe {
+		return s
+	}
+	var out strings.Builder
+	for i := 0; i < len(s); {
+		r, size := utf8.DecodeRuneInString(s[i:])
+		switch {
+		case r == utf8.RuneError && size == 1:
+			fmt.Fprintf(&out, `\x%02x`, s[i])
+		case unicode.IsPrint(r):
+			out.WriteRune(r)
+		case r == '\n':
+			out.WriteString(`\n`)
+		case r == '\t':
+			out.WriteString(`\t`)
+		case r == '\r':
+			out.WriteString(`\r`)
+		default:
+			fmt.Fprintf(&out, `\u%04x`, r)
+		}
+		i += size
+	}
+	return out.String()
+}
