@@ -1,0 +1,2 @@
+// Package stable keeps raft's current term and vote: a raft.StableStore on raft-boltdb.
+package stable
