@@ -7,6 +7,7 @@ import (
 	"io"
 	"os"
 	"os/signal"
+	"strings"
 	"syscall"
 
 	"github.com/spf13/cobra"
@@ -19,6 +20,7 @@ func main() {
 // newCommands lists every command, in the order of the help text.
 func newCommands() []*cobra.Command {
 	return []*cobra.Command{
+		newConfigCommand(),
 		newVersionCommand(),
 	}
 }
@@ -42,6 +44,12 @@ Start a node with "tidemark serve"; it needs no configuration.
 	return root
 }
 
+// wrapHelp makes help texts wrap their flags at width columns.
+func wrapHelp(root *cobra.Command, width int) {
+	root.SetUsageTemplate(strings.ReplaceAll(root.UsageTemplate(),
+		"Flags.FlagUsages ", fmt.Sprintf("Flags.FlagUsagesWrapped %d ", width)))
+}
+
 // run executes one command line and returns the process's exit code. It is main without
 // the process, for tests. SIGINT and SIGTERM cancel the command's context; a second one
 // ends the process at once.
@@ -58,6 +66,7 @@ func run(ctx context.Context, args []string, stdin io.Reader, stdout, stderr io.
 	root.SetIn(stdin)
 	root.SetOut(stdout)
 	root.SetErr(stderr)
+	wrapHelp(root, helpWidth(stdout))
 	cmd, err := root.ExecuteContextC(ctx)
 	if err == nil {
 		return exitOK

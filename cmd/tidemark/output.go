@@ -5,11 +5,13 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
+	"os"
 	"strings"
 	"unicode"
 	"unicode/utf8"
 
 	"github.com/spf13/cobra"
+	"golang.org/x/term"
 	"google.golang.org/protobuf/encoding/protojson"
 	"google.golang.org/protobuf/proto"
 )
@@ -92,6 +94,17 @@ func writeErrorJSON(w io.Writer, failure *exitError) {
 // tableWindow is how many rows a table looks at before it settles on column widths. A
 // table of a million rows is printed as they come, in bounded memory.
 const tableWindow = 256
+
+// helpWidth is how wide help text may be: the terminal, within reason.
+func helpWidth(w io.Writer) int {
+	width := 100
+	if f, ok := w.(*os.File); ok {
+		if columns, _, err := term.GetSize(int(f.Fd())); err == nil {
+			width = min(max(columns, 60), 120)
+		}
+	}
+	return width
+}
 
 // table prints rows in aligned columns. Cells are made safe for a terminal.
 type table struct {
