@@ -1,0 +1,19 @@
+// Package model is the contract in memory, and the random tests that hold a real server
+// against it.
+//
+// It owns a second reading of docs/contract.md: model.go judges and commits appends
+// (sections 2.1 to 2.5), reads.go answers reads (section 5), chain.go encodes and hashes
+// (section 7). They were written from the contract's text, not from the implementation,
+// and share no code with it: only the messages of api are common to both, or an error
+// could hide on both sides.
+//
+// Invariants:
+//   - The model is plain and slow on purpose: it scans everything it ever recorded, so that
+//     each rule can be read next to the sentence that it comes from.
+//   - A difference between model and server is a bug in one of the two, never noise: what
+//     the contract leaves to the server (committed_at) is told to the model by the answer
+//     that first shows it, and is predicted from then on.
+//
+// It may import anything, being a test. pgregory.net/rapid draws the operations and
+// shrinks what fails to a short script; blake3 recomputes the chain.
+package model
