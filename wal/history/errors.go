@@ -1,0 +1,64 @@
+package history
+
+import (
+	"errors"
+	"fmt"
+	"strings"
+
+	"github.com/cockroachdb/pebble/v2"
+
+	"github.com/tidemark-db/tidemark/wal/record"
+)
+
+// ErrClosed is returned by a Store, and by reads of a View taken from it, after Close.
+var ErrClosed = errors.New("history: store is closed")
+
+// ErrViewsHeld is returned by Close while views have not been released; the text says how
+// many.
+var ErrViewsHeld = errors.New("history: views are still held")
+
+// repair is what an operator can do about damaged files.
+const repair = "nothing was changed; check the disk, then put the directory back from a backup, " +
+	"or remove the whole directory: while the raft log reaches back to its first entry, the history is rebuilt from it at the next start"
+
+// storageError wraps an error of Pebble's: damage is marked with record.ErrCorrupt and names
+// the file if Pebble knows it.
+func storageError(doing string, err error) error {
+	if err == nil {
+		return nil
+	}
+	if errors.Is(err, pebble.ErrClosed) {
+		return ErrClosed
+	}
+	if !pebble.IsCorruptionError(err) && !errors.Is(err, record.ErrCorrupt) {
+		return fmt.Errorf("history: %s: %w", doing, err)
+	}
+	where := ""
+	if info := pebble.ExtractDataCorruptionInfo(err); info != nil {
+		where = " in " + info.Path
+	}
+	if errors.Is(err, record.ErrCorrupt) {
+		return fmt.Errorf("history: %s: damage%s: %w", doing, where, err)
+	}
+	return &damage{text: fmt.Sprintf("history: %s: damage%s: %s; %s", doing, where, firstLine(err), repair), cause: err}
+}
+
+// damage is Pebble's corruption error under this package's sentinel. Its text leaves out the
+// details that Pebble joins to an error for its own use.
+type damage struct {
+	text  string
+	cause error
+}
+
+func (d *damage) Error() string   { return d.text }
+func (d *damage) Unwrap() []error { return []error{record.ErrCorrupt, d.cause} }
+
+func firstLine(err error) string {
+	line, _, _ := strings.Cut(err.Error(), "\n")
+	return line
+}
+
+// openError says what is wrong with a directory that does not open.
+func openError(dir string, err error) error {
+	return storageError("open "+dir, err)
+}

@@ -1,0 +1,66 @@
+package history
+
+import (
+	"fmt"
+
+	"github.com/cockroachdb/pebble/v2"
+	"go.uber.org/zap"
+)
+
+// pebbleLogger is where Pebble logs. Pebble expects Fatalf not to return, and may hold any of
+// its locks when it calls it.
+type pebbleLogger struct{ s *Store }
+
+func (l pebbleLogger) Infof(format string, args ...any) {
+	if l.s.log.Core().Enabled(zap.DebugLevel) {
+		l.s.log.Debug(fmt.Sprintf("history: "+format, args...))
+	}
+}
+
+func (l pebbleLogger) Errorf(format string, args ...any) {
+	l.s.log.Error(fmt.Sprintf("history: "+format, args...))
+}
+
+func (l pebbleLogger) Fatalf(format string, args ...any) {
+	err := fmt.Errorf("history: pebble cannot go on: "+format+"; the process must end, and what the history lost is applied again at the next start", args...)
+	if !l.s.fatal.CompareAndSwap(nil, &err) {
+		select {} // another goroutine has reported already
+	}
+	l.s.report(err)
+	select {}
+}
+
+// report hands a fatal error to its owner.
+func (s *Store) report(err error) {
+	s.log.Error(err.Error())
+	if s.onFatal == nil {
+		panic(err)
+	}
+	s.onFatal(err)
+}
+
+func (s *Store) listener() *pebble.EventListener {
+	return &pebble.EventListener{
+		BackgroundError: func(err error) {
+			err = storageError("flush or compaction in "+s.dir, err)
+			if s.onBackground == nil {
+				s.report(err)
+				return
+			}
+			s.log.Error(err.Error())
+			s.onBackground(err)
+		},
+		// Whoever came across the damage gets it as an error, too: a reader's is that reader's
+		// alone, a compaction's comes as a background error.
+		DataCorruption: func(info pebble.DataCorruptionInfo) {
+			s.log.Error("history: damaged file", zap.String("file", info.Path), zap.Error(info.Details))
+		},
+		DiskSlow: func(info pebble.DiskSlowInfo) {
+			s.log.Warn("history: " + info.String())
+		},
+		WriteStallBegin: func(info pebble.WriteStallBeginInfo) {
+			s.log.Warn("history: commits wait", zap.String("reason", info.Reason))
+		},
+		WriteStallEnd: func() { s.log.Info("history: commits go on") },
+	}
+}

@@ -1,0 +1,242 @@
+package history
+
+import (
+	"errors"
+	"fmt"
+	"sync"
+	"sync/atomic"
+
+	"github.com/cockroachdb/pebble/v2"
+	"go.uber.org/zap"
+
+	"github.com/tidemark-db/tidemark/wal/record"
+)
+
+// Store is the history on disk. Commit and View may be called concurrently; Commit by one
+// goroutine at a time is what it is made for, more of them take turns.
+type Store struct {
+	dir string
+	db  *pebble.DB
+	log *zap.Logger
+
+	onFatal, onBackground func(error)
+	// fatal is set before OnFatal is called: from then on nothing touches Pebble any more.
+	fatal atomic.Pointer[error]
+
+	// commitMu is held over a commit, so that a view never falls between Pebble's state and
+	// the Applied that describes it.
+	commitMu sync.Mutex
+	// current is the newest view made, and holds one reference to it. It may be older than the
+	// last commit; then View replaces it under commitMu.
+	current atomic.Pointer[View]
+	applied atomic.Pointer[Applied] // written under commitMu
+	closed  bool                    // under commitMu
+
+	snapshots reaper
+}
+
+// Open opens the store in o.Dir, or creates it. It does not wait for compactions. The caller
+// must Close it.
+//
+// What it holds is the state at exactly Applied; whatever was applied after that, before a
+// crash, has to be applied again from the raft log.
+//
+// Damage found while opening is an error that names the file and matches record.ErrCorrupt.
+// Tables are not read through: damage inside one is found by the read or the compaction that
+// comes across it.
+func Open(o Options) (*Store, error) {
+	if err := o.validate(); err != nil {
+		return nil, err
+	}
+	s := &Store{dir: o.Dir, log: o.Logger, onFatal: o.OnFatal, onBackground: o.OnBackgroundError}
+	if s.log == nil {
+		s.log = zap.NewNop()
+	}
+	p := o.pebbleOptions()
+	// Pebble takes the memtables out of the block cache's size: add them, or the cache is
+	// empty whenever the memtables are full.
+	cache := pebble.NewCache(o.MemoryBytes())
+	defer cache.Unref()
+	p.Cache = cache
+	p.Logger = pebbleLogger{s}
+	p.EventListener = s.listener()
+	if p.FS == nil {
+		p.WithFSDefaults()
+	}
+
+	db, err := pebble.Open(o.Dir, p)
+	if err != nil {
+		return nil, openError(o.Dir, err)
+	}
+	s.db = db
+	a, err := s.recoverApplied()
+	if err != nil {
+		return nil, errors.Join(err, db.Close())
+	}
+	s.applied.Store(&a)
+	s.snapshots.start()
+	return s, nil
+}
+
+// recoverApplied reads m/applied. Only an empty store may be without.
+func (s *Store) recoverApplied() (Applied, error) {
+	v, closer, err := s.db.Get([]byte(keyApplied))
+	if err == nil {
+		a, err := decodeApplied(v)
+		return a, storageError("open "+s.dir, errors.Join(err, closer.Close()))
+	}
+	if !errors.Is(err, pebble.ErrNotFound) {
+		return Applied{}, storageError("open "+s.dir, err)
+	}
+	it, err := s.db.NewIter(nil)
+	if err != nil {
+		return Applied{}, storageError("open "+s.dir, err)
+	}
+	holds := it.First()
+	if err := it.Close(); err != nil {
+		return Applied{}, storageError("open "+s.dir, err)
+	}
+	if holds {
+		return Applied{}, fmt.Errorf("%w: history in %s holds keys but no m/applied, so nothing says which entries it has; %s", record.ErrCorrupt, s.dir, repair)
+	}
+	return Applied{}, nil
+}
+
+// Applied is how far the store is: as recovered by Open, then as of the last Commit.
+func (s *Store) Applied() Applied { return *s.applied.Load() }
+
+// NewBatch makes an empty batch for Commit.
+func (s *Store) NewBatch() *Batch {
+	return &Batch{pb: s.db.NewBatch(pebble.WithMaxRetainedSizeBytes(maxRetained))}
+}
+
+// Commit makes b's puts and its Applied visible, all at once. It does not write to the disk:
+// a crash takes back whole commits, the last ones, until the next flush. It waits if memtables
+// are not flushed as fast as they fill.
+//
+// An error before anything is changed leaves the store as it was: no SetApplied, an Applied
+// that goes back, or a malformed put.
+func (s *Store) Commit(b *Batch) error {
+	if err := b.build(); err != nil {
+		return err
+	}
+	s.commitMu.Lock()
+	defer s.commitMu.Unlock()
+	if err := s.usable(); err != nil {
+		return err
+	}
+	if was := s.applied.Load(); b.applied.Index < was.Index || b.applied.Position < was.Position {
+		return fmt.Errorf("history: commit would take m/applied from index %d, position %d back to index %d, position %d; skip entries that are applied already",
+			was.Index, was.Position, b.applied.Index, b.applied.Position)
+	}
+	if err := s.db.Apply(b.pb, pebble.NoSync); err != nil {
+		return storageError("commit", err)
+	}
+	applied := b.applied
+	s.applied.Store(&applied)
+	return nil
+}
+
+// usable says whether Pebble may be called; the caller holds commitMu.
+func (s *Store) usable() error {
+	if err := s.fatal.Load(); err != nil {
+		return *err
+	}
+	if s.closed {
+		return ErrClosed
+	}
+	return nil
+}
+
+// View returns the store as of the last Commit; the caller must Release it. Views of one
+// moment are one and the same. Called after a Commit by the goroutine that committed, it
+// never waits; another goroutine may wait for a commit that is going on.
+//
+// After Close, or a fatal error, the view is one whose reads fail.
+func (s *Store) View() *View {
+	for {
+		if v := s.current.Load(); v != nil && v.applied == s.applied.Load() && v.tryAcquire() {
+			return v
+		}
+		if v := s.newView(); v != nil {
+			return v
+		}
+	}
+}
+
+// newView makes a view of this moment, unless another goroutine was faster, and makes it the
+// current one.
+func (s *Store) newView() *View {
+	s.commitMu.Lock()
+	defer s.commitMu.Unlock()
+	if err := s.usable(); err != nil {
+		v := &View{s: s, applied: s.applied.Load(), unusable: err}
+		v.refs.Store(1)
+		return v
+	}
+	old := s.current.Load()
+	if old != nil && old.applied == s.applied.Load() {
+		return nil
+	}
+	v := &View{s: s, applied: s.applied.Load(), snap: s.db.NewSnapshot()}
+	v.refs.Store(2) // the caller's and the store's
+	s.snapshots.made()
+	s.current.Store(v)
+	if old != nil {
+		old.Release()
+	}
+	return v
+}
+
+// Flush writes the memtables to tables and waits for it: what was committed before is on disk
+// afterwards.
+func (s *Store) Flush() error {
+	if err := s.fatal.Load(); err != nil {
+		return *err
+	}
+	return storageError("flush", s.db.Flush())
+}
+
+// Checkpoint makes dir, which must not exist, a store of its own that holds at least what was
+// committed before the call, and, like after a crash, the state at exactly its m/applied. It
+// is on disk when Checkpoint returns. Tables are hard links, so dir must be on the same file
+// system, or they are copied. Commits may go on meanwhile.
+func (s *Store) Checkpoint(dir string) error {
+	// Pebble's checkpoint holds tables and its own log; without that log, the memtables are
+	// only in it if they are flushed first.
+	if err := s.Flush(); err != nil {
+		return err
+	}
+	return storageError("checkpoint to "+dir, s.db.Checkpoint(dir))
+}
+
+// Metrics is Pebble's view of the store.
+func (s *Store) Metrics() *pebble.Metrics { return s.db.Metrics() }
+
+// DiskBytes is what the store takes on disk, files that wait for their removal included.
+func (s *Store) DiskBytes() uint64 { return s.db.Metrics().DiskSpaceUsage() }
+
+// Close flushes and closes the store. While views are held it does not, and returns an error
+// that matches ErrViewsHeld and says how many: they stay readable, and Close may be called
+// again. Commits and new views are refused from the first call on. After a fatal error it
+// does nothing and returns that error.
+func (s *Store) Close() error {
+	// The goroutine that met a fatal error stops with its locks held: ask before taking one.
+	if err := s.fatal.Load(); err != nil {
+		return *err
+	}
+	s.commitMu.Lock()
+	defer s.commitMu.Unlock()
+	s.closed = true
+	if v := s.current.Swap(nil); v != nil {
+		v.Release()
+	}
+	stopped, held := s.snapshots.stop()
+	if held > 0 {
+		return fmt.Errorf("%w: %d of them; release every view, then close again", ErrViewsHeld, held)
+	}
+	if !stopped {
+		return nil // closed before
+	}
+	return storageError("close "+s.dir, errors.Join(s.db.Flush(), s.db.Close()))
+}
