@@ -9,6 +9,7 @@ import (
 	"os"
 	"path/filepath"
 	"runtime"
+	"runtime/debug"
 	"strconv"
 	"strings"
 	"sync"
@@ -235,7 +236,7 @@ func (j job) run(o Options, check func(Crash) error) (err error) {
 	for i, l := range j.lines {
 		c.Lines[i] = l.Text
 	}
-	if err := check(c); err != nil {
+	if err := guarded(check, c); err != nil {
 		err = fmt.Errorf("after a power loss (%s): %w", j.name, err)
 		if o.Keep != "" {
 			err = errors.Join(err, writeTree(filepath.Join(o.Keep, base), j.files))
@@ -243,6 +244,18 @@ func (j job) run(o Options, check func(Crash) error) (err error) {
 		return err
 	}
 	return nil
+}
+
+// guarded turns a panic of the code that opens the directory into a failure of the check.
+func guarded(check func(Crash) error, c Crash) (err error) {
+	// A file that is shorter than its mapping faults instead of panicking.
+	debug.SetPanicOnFault(true)
+	defer func() {
+		if p := recover(); p != nil {
+			err = fmt.Errorf("panic: %v\n%s", p, debug.Stack())
+		}
+	}()
+	return check(c)
 }
 
 // writeTree makes the directory and all in it.

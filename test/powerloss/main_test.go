@@ -32,13 +32,13 @@ func TestMain(m *testing.M) {
 
 // record records a program on a fresh directory and replays it. It checks the model
 // against the real directory, so that no later finding is the model's fault.
-func record(t *testing.T, program string, env ...string) (calls []Call, root string) {
+func record(t *testing.T, program string, args ...string) (calls []Call, root string) {
 	t.Helper()
 	root = filepath.Join(t.TempDir(), "data")
 	if err := os.Mkdir(root, 0o755); err != nil {
 		t.Fatal(err)
 	}
-	calls, err := Record(t.Context(), program, root, t.TempDir(), env...)
+	calls, err := Record(t.Context(), program, root, t.TempDir(), args...)
 	if err != nil {
 		t.Fatal(err)
 	}

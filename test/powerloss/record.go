@@ -30,9 +30,9 @@ const (
 // ErrNoStrace is returned when strace is not installed.
 var ErrNoStrace = errors.New("strace is not installed, and nothing else here records file operations: install it (apt-get install strace)")
 
-// Record runs this binary again as the named program, with args, on the empty directory
+// Record runs this binary again as the named program, with args as its flags, on the empty directory
 // root, under strace, and returns its calls.
-func Record(ctx context.Context, program, root, scratch string, env ...string) ([]Call, error) {
+func Record(ctx context.Context, program, root, scratch string, args ...string) ([]Call, error) {
 	strace, err := exec.LookPath("strace")
 	if err != nil {
 		return nil, ErrNoStrace
@@ -49,7 +49,7 @@ func Record(ctx context.Context, program, root, scratch string, env ...string) (
 		"-o", trace, "-e", "trace="+calls, "-e", "signal=none", self)
 	// Preemption by signals interrupts system calls and fills the trace.
 	cmd.Env = append(os.Environ(), programEnv+"="+program, rootEnv+"="+root, "GODEBUG=asyncpreemptoff=1")
-	cmd.Env = append(cmd.Env, env...)
+	cmd.Args = append(cmd.Args, args...)
 	var stderr bytes.Buffer
 	cmd.Stderr = &stderr
 	cmd.Stdout = &bytes.Buffer{}

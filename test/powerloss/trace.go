@@ -97,7 +97,7 @@ func parseCall(s string) (Call, error) {
 		i = strings.LastIndex(rest[:i], ") ")
 	}
 	if i < 0 || eq < i {
-		return Call{}, fmt.Errorf("%s: expected \") = result\", found %.80q", name, tail(rest, 80))
+		return Call{}, fmt.Errorf("%s: expected \") = result\", found %.80q", name, lastBytes(rest, 80))
 	}
 	c := Call{Name: name, Args: splitArgs(rest[:i])}
 	ret, _, _ := strings.Cut(rest[eq+3:], " ")
@@ -118,7 +118,7 @@ func parseCall(s string) (Call, error) {
 	return c, nil
 }
 
-func tail(s string, n int) string { return s[max(0, len(s)-n):] }
+func lastBytes(s string, n int) string { return s[max(0, len(s)-n):] }
 
 // splitArgs splits at the commas outside brackets. Strings and paths are in hex and hold
 // neither.
