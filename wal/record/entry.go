@@ -3,23 +3,27 @@ package record
 import (
 	"encoding/binary"
 	"fmt"
+
+	pb "github.com/tidemark-db/tidemark/api/tidemark/v1"
 )
 
 // An entry is what one raft log entry carries:
 //
-//	u8 format = 1 | u64 term of admission | u32 n | n requests
+//	u8 format = 1 | u64 term of admission | u64 ticket | u32 n | n requests
 //
 //	request = u32 length of the rest | i64 committed_at (Unix ns, admission clock)
 //	          str client_id | u32 n | n writes
 //	write   = str key (stored form) | u8 flags | u64 expected_version | u64 previous_client_seq
-//	          u64 stream_previous_seq | u32 n | n content hashes (32 each)
-//	          u32 length | n canonical events
+//	          u32 n | n content hashes (32 each) | u32 length | n canonical events
+//
+// The ticket is the leader's own number for the entry within the term: it finds the callers
+// that wait for it. It has no meaning on any other node.
 //
 // Requests are independent of each other; the writes of one land together or not at all.
 const entryFormat = 1
 
 // EntryHeaderSize is the length of an entry before its requests.
-const EntryHeaderSize = 1 + 8 + 4
+const EntryHeaderSize = 1 + 8 + 8 + 4
 
 // Flags of a write.
 const (
@@ -27,24 +31,19 @@ const (
 	FlagEnforce
 	FlagHasExpected
 	FlagHasPrevious
-	// FlagHasStreamPrevious: the write came on an AppendStream behind stream_previous_seq,
-	// and Apply refuses it unless that sequence is recorded.
-	FlagHasStreamPrevious
 )
 
 // Write is one write of a request as Apply reads it. Slices alias the entry.
 type Write struct {
-	Key         Key
-	Flags       byte
-	Expected    uint64
-	Previous    uint64
-	StreamPrev  uint64
-	EventCount  uint32
-	Hashes      []byte // EventCount hashes, one after the other
-	Events      []byte // EventCount canonical events
-	Lowest      uint64 // lowest client_seq, computed while parsing
-	Highest     uint64 // highest client_seq, computed while parsing
-	FirstNumber uint64 // scratch for the caller
+	Key        Key
+	Flags      byte
+	Expected   uint64
+	Previous   uint64
+	EventCount uint32
+	Hashes     []byte // EventCount hashes, one after the other
+	Events     []byte // EventCount canonical events
+	Lowest     uint64 // lowest client_seq, computed while parsing
+	Highest    uint64 // highest client_seq, computed while parsing
 }
 
 // Hash is the content hash of event i.
@@ -59,13 +58,14 @@ type Request struct {
 }
 
 // AppendEntryHeader starts an entry of n requests admitted in term.
-func AppendEntryHeader(dst []byte, term uint64, n uint32) []byte {
+func AppendEntryHeader(dst []byte, term, ticket uint64, n uint32) []byte {
 	dst = append(dst, entryFormat)
 	dst = binary.BigEndian.AppendUint64(dst, term)
+	dst = binary.BigEndian.AppendUint64(dst, ticket)
 	return binary.BigEndian.AppendUint32(dst, n)
 }
 
-// AppendRequestHeader starts a request; the caller appends its writes with AppendWrite and
+// AppendRequestHeader starts a request; the caller appends its writes with EncodeWrite and
 // then calls FinishRequest with the offset at which the request started.
 func AppendRequestHeader(dst []byte, committedAt int64, clientID string, writes uint32) []byte {
 	dst = append(dst, 0, 0, 0, 0)
@@ -82,28 +82,45 @@ func FinishRequest(dst []byte, start int) {
 // SetCommittedAt sets the admission time of the request that starts at dst[0].
 func SetCommittedAt(dst []byte, ns int64) { binary.BigEndian.PutUint64(dst[4:], uint64(ns)) }
 
-// AppendWrite appends a write. len(w.Hashes) must be EventCount*HashSize.
-func AppendWrite(dst []byte, w *Write) []byte {
+// EncodeWrite appends a write, encoding and hashing its events in place; w needs its key,
+// flags, guards, count and range. It returns w with Hashes and Events set to where they
+// stand in the result.
+func EncodeWrite(dst []byte, w *Write, events []*pb.NewEvent) ([]byte, Write) {
 	be := binary.BigEndian
+	out := *w
 	dst = appendString(dst, string(w.Key))
 	dst = append(dst, w.Flags)
 	dst = be.AppendUint64(dst, w.Expected)
 	dst = be.AppendUint64(dst, w.Previous)
-	dst = be.AppendUint64(dst, w.StreamPrev)
-	dst = be.AppendUint32(dst, w.EventCount)
-	dst = append(dst, w.Hashes...)
-	return appendBytes(dst, w.Events)
+	dst = be.AppendUint32(dst, uint32(len(events)))
+	hashes := len(dst)
+	for range events {
+		dst = append(dst, zeroHash[:]...)
+	}
+	length := len(dst)
+	dst = append(dst, 0, 0, 0, 0)
+	start := len(dst)
+	for i, e := range events {
+		at := len(dst)
+		dst = AppendEvent(dst, e)
+		h := ContentHash(dst[at:])
+		copy(dst[hashes+i*HashSize:], h[:])
+	}
+	be.PutUint32(dst[length:], uint32(len(dst)-start))
+	out.EventCount = uint32(len(events))
+	out.Hashes = dst[hashes:length:length]
+	out.Events = dst[start:len(dst):len(dst)]
+	return dst, out
 }
 
-// WriteSize is the length that AppendWrite adds.
-func WriteSize(w *Write) int {
-	return 4 + len(w.Key) + 1 + 8 + 8 + 8 + 4 + len(w.Hashes) + 4 + len(w.Events)
-}
+var zeroHash Hash
 
 // EntryReader walks the requests of an entry.
 type EntryReader struct {
 	// Term is the term that the entry's requests were admitted in.
 	Term uint64
+	// Ticket is the proposing leader's number for the entry.
+	Ticket uint64
 	// Count is how many requests the entry holds.
 	Count uint32
 	c     cursor
@@ -118,6 +135,7 @@ func ReadEntry(data []byte) (*EntryReader, error) {
 		return nil, fmt.Errorf("%w: entry format %d, this version reads %d", ErrCorrupt, f, entryFormat)
 	}
 	r.Term = r.c.u64()
+	r.Ticket = r.c.u64()
 	r.Count = r.c.u32()
 	if r.c.bad {
 		return nil, fmt.Errorf("%w: entry of %d bytes ends early", ErrCorrupt, len(data))
@@ -144,7 +162,7 @@ func (r *EntryReader) Next() (*Request, error) {
 	n := c.u32()
 	req.Writes = req.Writes[:0]
 	for i := uint32(0); i < n; i++ {
-		w := Write{Key: Key(c.bytes()), Flags: c.u8(), Expected: c.u64(), Previous: c.u64(), StreamPrev: c.u64(), EventCount: c.u32()}
+		w := Write{Key: Key(c.bytes()), Flags: c.u8(), Expected: c.u64(), Previous: c.u64(), EventCount: c.u32()}
 		if uint64(w.EventCount)*HashSize > uint64(len(c.b)) {
 			c.bad = true
 		}
