@@ -46,6 +46,9 @@ type Row struct {
 	CommitCount uint32
 	EventID     string
 	Content     record.Hash
+	// Repeated: a later event of the same batch has the same sequence, which only an
+	// unenforced write can do. The row describes the first one.
+	Repeated bool
 }
 
 // ChangeKind says what a position holds.

@@ -26,6 +26,12 @@ const (
 	headFlags = headDeleted | headRecreatable | headRestart
 )
 
+// Flags of a row.
+const (
+	rowRepeated = 1 << iota
+	rowFlags    = rowRepeated
+)
+
 // appendHead:
 //
 //	u8 format | u8 flags | uv version | uv incarnation | uv floor | uv first live position
@@ -89,13 +95,17 @@ func decodeHead(b []byte) (Head, error) {
 
 // appendRow writes what a row's key does not say:
 //
-//	u8 format | uv version | uv incarnation | uv event index | uv event number
+//	u8 format | u8 flags | uv version | uv incarnation | uv event index | uv event number
 //	i64 committed_at | uv first seq | uv last seq | uv event count
 //	uv commit's first position | uv commit count | str event_id | content hash (32)
 //
 // eventID stands for r.EventID, so that Apply need not make a string of it.
 func appendRow[S string | []byte](dst []byte, r *Row, eventID S) []byte {
-	dst = append(dst, rowFormat)
+	var flags byte
+	if r.Repeated {
+		flags |= rowRepeated
+	}
+	dst = append(dst, rowFormat, flags)
 	dst = binary.AppendUvarint(dst, r.Version)
 	dst = binary.AppendUvarint(dst, uint64(r.Incarnation))
 	dst = binary.AppendUvarint(dst, uint64(r.EventIndex))
@@ -114,6 +124,11 @@ func appendRow[S string | []byte](dst []byte, r *Row, eventID S) []byte {
 func decodeRow(b []byte, row *Row) error {
 	r := reader{b: b}
 	r.format(rowFormat)
+	flags := r.u8()
+	if flags&^rowFlags != 0 {
+		r.bad = true
+	}
+	row.Repeated = flags&rowRepeated != 0
 	row.Version = r.uv()
 	row.Incarnation = r.uv32()
 	row.EventIndex = r.uv32()
