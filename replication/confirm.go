@@ -1,0 +1,140 @@
+package replication
+
+import (
+	pb "github.com/tidemark-db/tidemark/api/tidemark/v1"
+	"github.com/tidemark-db/tidemark/wal/history"
+	"github.com/tidemark-db/tidemark/wal/record"
+)
+
+// recorded looks for the very same request among what is committed (contract 2.5): for
+// every write one whole batch with the same sequences, event ids and content, all of one
+// commit that holds exactly these batches. It returns where they landed, or nil.
+func recorded(v *history.View, p *pending) ([]writeResult, error) {
+	first := &p.writes[0]
+	for row, err := range v.Rows(first.Key, p.client, first.Lowest) {
+		if err != nil {
+			return nil, err
+		}
+		if row.CommitCount != uint32(len(p.writes)) {
+			continue
+		}
+		out := make([]writeResult, 0, len(p.writes))
+		for i := range p.writes {
+			w := &p.writes[i]
+			same, err := batchOf(v, p.client, w, row.CommitFirst)
+			if err != nil {
+				return nil, err
+			}
+			if same == nil {
+				break
+			}
+			r, err := originalResult(v, w.Key, same)
+			if err != nil {
+				return nil, err
+			}
+			out = append(out, r)
+		}
+		if len(out) == len(p.writes) {
+			return out, nil
+		}
+	}
+	return nil, nil
+}
+
+// batchOf returns the row of w's lowest sequence in the commit that starts at commitFirst,
+// if the batch there is w exactly. w's sequences increase strictly, for CONFIRM needs
+// enforcement.
+func batchOf(v *history.View, client string, w *record.Write, commitFirst uint64) (*history.Row, error) {
+	for row, err := range v.Rows(w.Key, client, w.Lowest) {
+		if err != nil {
+			return nil, err
+		}
+		if row.CommitFirst < commitFirst {
+			break // positions only go down from here
+		}
+		if row.CommitFirst != commitFirst {
+			continue
+		}
+		same, err := sameBatch(v, client, w, &row)
+		if err != nil || !same {
+			return nil, err
+		}
+		return &row, nil
+	}
+	return nil, nil
+}
+
+func sameBatch(v rowReader, client string, w *record.Write, row *history.Row) (bool, error) {
+	if row.EventCount != w.EventCount || row.EventIndex != 0 || row.Repeated {
+		return false, nil
+	}
+	rest := w.Events
+	var ev record.EventView
+	var err error
+	for i := uint32(0); i < w.EventCount; i++ {
+		if rest, err = record.NextEvent(rest, &ev); err != nil {
+			return false, err
+		}
+		r := *row
+		if i > 0 {
+			var ok bool
+			if r, ok, err = v.Row(w.Key, client, ev.ClientSeq, row.Position); err != nil || !ok {
+				return false, err
+			}
+		}
+		if r.EventIndex != i || r.EventID != string(ev.EventID) || r.Content != w.Hash(int(i)) {
+			return false, nil
+		}
+	}
+	return true, nil
+}
+
+// originalResult is the answer that the batch of row had when it landed; the chain hash is
+// only known as long as the batch is.
+func originalResult(v *history.View, k record.Key, row *history.Row) (writeResult, error) {
+	r := writeResult{
+		version: row.Version, position: row.Position, incarnation: row.Incarnation,
+		firstEvent: row.EventNumber - uint64(row.EventIndex), committedAt: row.CommittedAt,
+	}
+	head, err := markHead(v, k)
+	if err != nil {
+		return r, err
+	}
+	r.noChain = true
+	if head.Deleted || row.Position < head.FirstLive {
+		return r, nil
+	}
+	b, ok, err := v.Batch(k, row.Incarnation, row.Version)
+	if err != nil || !ok {
+		return r, err
+	}
+	_, _, r.chain, _, err = record.ParseBatch(b)
+	r.noChain = false
+	return r, err
+}
+
+// markContent sets holder.content_differs: the holder's batch recorded one of the write's
+// events under the same sequence and id with other content (contract 2.5).
+func markContent(v rowReader, p *pending, f *pb.AppendFailure) error {
+	if f.Holder == nil {
+		return nil
+	}
+	w := &p.writes[f.WriteIndex]
+	rest := w.Events
+	var ev record.EventView
+	var err error
+	for i := uint32(0); i < w.EventCount; i++ {
+		if rest, err = record.NextEvent(rest, &ev); err != nil {
+			return err
+		}
+		r, ok, err := v.Row(w.Key, p.client, ev.ClientSeq, f.Holder.Position)
+		if err != nil {
+			return err
+		}
+		if ok && r.EventID == string(ev.EventID) && r.Content != w.Hash(int(i)) {
+			f.Holder.ContentDiffers = true
+			return nil
+		}
+	}
+	return nil
+}

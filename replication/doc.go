@@ -1,0 +1,25 @@
+// Package replication decides over writes and replicates them: a Shard is one raft group
+// with its log, its history and its marks.
+//
+// It owns admission (admission.go), what is in flight (overlay.go, tenure.go), the checks
+// (decide.go), Apply (processor.go, publish.go), and the raft node (leadership.go,
+// snapshot.go). It may import wal, mark, config and api.
+//
+// A request goes one way and has a type of its own at each step: *pb.AppendRequest, pending
+// (encoded, then admitted), proposal (an entry's worth), record.Request (as Apply reads
+// it), outcome, *pb.AppendResponse.
+//
+// Invariants:
+//   - The decision that counts is made by the processor, from the entry and the history
+//     alone. Admission answers early and keeps doomed writes out of the log.
+//   - Everything an answer says is as of one applied position: admission judges under
+//     Shard.mu against the overlay and one published view, and looks details up in that view.
+//   - publish makes a step's view, heads and marks visible and takes its requests out of the
+//     overlay at one moment, and only then are callers answered.
+//   - What is in flight belongs to a tenure and dies with its term. Entries carry the term
+//     they were admitted in, and Apply refuses them in any other.
+//   - Only an answer by which raft promises that an entry is in no log is a definite no.
+//
+// Dependencies: hashicorp/raft is the most deployed raft library for Go and lets us bring
+// log, state and transport; go-hclog only because raft logs through it.
+package replication

@@ -1,0 +1,112 @@
+package replication
+
+import "github.com/tidemark-db/tidemark/wal/record"
+
+// overlay is what the leader has in flight in one term: admitted and not yet decided by
+// Apply. Guarded by Shard.mu. It dies with the term.
+type overlay struct {
+	aggregates map[record.Key]int // writes in flight; never 0
+	writers    map[string]*flight // by aggregate key and client_id
+	free       []*flight          // emptied ones, to be used again
+	buf        []byte             // scratch for look-ups
+}
+
+// flight is what one writer has in flight on one aggregate.
+type flight struct {
+	key   string
+	max   uint64 // highest sequence
+	items []flightItem
+}
+
+type flightItem struct {
+	p     *pending
+	index int // of the write in p
+}
+
+// maxFree bounds the flights kept for reuse.
+const maxFree = 4096
+
+func newOverlay() *overlay {
+	return &overlay{aggregates: make(map[record.Key]int), writers: make(map[string]*flight)}
+}
+
+func (o *overlay) writer(k record.Key, client string) *flight {
+	o.buf = append(append(o.buf[:0], k...), client...)
+	return o.writers[string(o.buf)]
+}
+
+// fill completes a write's state with what is in flight.
+func (o *overlay) fill(s *writeState, k record.Key, client string) {
+	s.inFlight = o.aggregates[k]
+	s.inFlightMark = 0
+	if s.inFlight > 0 {
+		if f := o.writer(k, client); f != nil {
+			s.inFlightMark = f.max
+		}
+	}
+}
+
+// add records an admitted request.
+func (o *overlay) add(p *pending) {
+	for i := range p.writes {
+		w := &p.writes[i]
+		o.aggregates[w.Key]++
+		f := o.writer(w.Key, p.client)
+		if f == nil {
+			if n := len(o.free); n > 0 {
+				f, o.free = o.free[n-1], o.free[:n-1]
+			} else {
+				f = &flight{}
+			}
+			f.key = string(o.buf)
+			o.writers[f.key] = f
+		}
+		f.items = append(f.items, flightItem{p, i})
+		f.max = max(f.max, w.Highest)
+	}
+}
+
+// remove forgets a request that was decided or is known not to have landed; the in-flight
+// mark of its writer is computed anew from what stays.
+func (o *overlay) remove(p *pending) {
+	for i := range p.writes {
+		w := &p.writes[i]
+		if n := o.aggregates[w.Key]; n > 1 {
+			o.aggregates[w.Key] = n - 1
+		} else {
+			delete(o.aggregates, w.Key)
+		}
+		f := o.writer(w.Key, p.client)
+		kept := f.items[:0]
+		f.max = 0
+		for _, it := range f.items {
+			if it.p != p {
+				kept = append(kept, it)
+				f.max = max(f.max, it.p.writes[it.index].Highest)
+			}
+		}
+		clear(f.items[len(kept):])
+		f.items = kept
+		if len(kept) == 0 {
+			delete(o.writers, f.key)
+			if len(o.free) < maxFree {
+				o.free = append(o.free, f)
+			}
+		}
+	}
+}
+
+// same returns the request in flight that CONFIRM may attach to: the same writer's, with
+// the same batches on the same aggregates. The newest wins.
+func (o *overlay) same(p *pending) *pending {
+	f := o.writer(p.writes[0].Key, p.client)
+	if f == nil {
+		return nil
+	}
+	for i := len(f.items) - 1; i >= 0; i-- {
+		if q := f.items[i].p; q.sameContent(p) {
+			return q
+		}
+	}
+	return nil
+}

@@ -1,0 +1,64 @@
+package replication
+
+import (
+	"fmt"
+
+	"github.com/hashicorp/go-hclog"
+	"go.uber.org/zap"
+	"go.uber.org/zap/zapcore"
+)
+
+// raftLogger gives raft's log lines to zap. What it does not override (a name, implied
+// arguments) goes to a logger that drops everything.
+type raftLogger struct {
+	hclog.Logger
+	z *zap.Logger
+}
+
+// newRaftLogger returns a logger for raft; raft's info is our debug, since what an operator
+// needs of it is logged here in the contract's words.
+func newRaftLogger(z *zap.Logger) hclog.Logger {
+	return &raftLogger{Logger: hclog.NewNullLogger(), z: z.WithOptions(zap.AddCallerSkip(1))}
+}
+
+func (l *raftLogger) write(level zapcore.Level, msg string, args []any) {
+	ce := l.z.Check(level, msg)
+	if ce == nil {
+		return
+	}
+	fields := make([]zap.Field, 0, len(args)/2)
+	for i := 0; i+1 < len(args); i += 2 {
+		fields = append(fields, zap.Any(fmt.Sprint(args[i]), args[i+1]))
+	}
+	ce.Write(fields...)
+}
+
+func (l *raftLogger) Log(level hclog.Level, msg string, args ...any) {
+	switch {
+	case level >= hclog.Error:
+		l.Error(msg, args...)
+	case level == hclog.Warn:
+		l.Warn(msg, args...)
+	default:
+		l.Debug(msg, args...)
+	}
+}
+
+func (l *raftLogger) Trace(string, ...any)          {}
+func (l *raftLogger) Debug(msg string, args ...any) { l.write(zapcore.DebugLevel, msg, args) }
+func (l *raftLogger) Info(msg string, args ...any)  { l.write(zapcore.DebugLevel, msg, args) }
+func (l *raftLogger) Warn(msg string, args ...any)  { l.write(zapcore.WarnLevel, msg, args) }
+func (l *raftLogger) Error(msg string, args ...any) { l.write(zapcore.ErrorLevel, msg, args) }
+func (l *raftLogger) IsTrace() bool                 { return false }
+func (l *raftLogger) IsDebug() bool                 { return l.z.Core().Enabled(zapcore.DebugLevel) }
+func (l *raftLogger) With(args ...any) hclog.Logger {
+	fields := make([]zap.Field, 0, len(args)/2)
+	for i := 0; i+1 < len(args); i += 2 {
+		fields = append(fields, zap.Any(fmt.Sprint(args[i]), args[i+1]))
+	}
+	return &raftLogger{Logger: l.Logger, z: l.z.With(fields...)}
+}
+func (l *raftLogger) Named(name string) hclog.Logger {
+	return &raftLogger{Logger: l.Logger, z: l.z.Named(name)}
+}
+func (l *raftLogger) ResetNamed(name string) hclog.Logger { return l.Named(name) }
