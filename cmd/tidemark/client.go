@@ -14,6 +14,9 @@ import (
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/connectivity"
 	"google.golang.org/grpc/credentials/insecure"
+
+	"github.com/tidemark-db/tidemark/api"
+	pb "github.com/tidemark-db/tidemark/api/tidemark/v1"
 )
 
 const (
@@ -42,7 +45,7 @@ func (f *clientFlags) register(cmd *cobra.Command, timeout time.Duration) {
 		server = v
 	}
 	cmd.Flags().StringVar(&f.server, "server", server,
-		"client addresses of the cluster, host:port, comma-separated, tried in order ($"+serverVariable+")")
+		"client addresses of the cluster, `HOST:PORT,...`, tried in order ["+serverVariable+"]")
 	cmd.Flags().DurationVar(&f.timeout, "timeout", timeout,
 		"how long the command may take, e.g. 500ms or 1m; 0 = no limit")
 	registerOutput(cmd, &f.output)
@@ -91,6 +94,43 @@ func dial(ctx context.Context, f *clientFlags, opts ...grpc.DialOption) (*grpc.C
 		failures = append(failures, err)
 	}
 	return nil, errors.Join(failures...)
+}
+
+// maxRedirects bounds how often one command follows "the leader is elsewhere".
+const maxRedirects = 5
+
+// call runs one call against the cluster: at the first of the --server addresses that can
+// be reached, and from there at the leader, if a node says that it is not the leader. Such
+// an answer (2011) is a definite no, so that nothing is sent twice. Every other failure is
+// the call's result and is returned as it is; an *exitError means that nothing was sent.
+func (f *clientFlags) call(ctx context.Context, call func(context.Context, pb.EventStoreServiceClient) error) error {
+	seeds, err := f.seeds()
+	if err != nil {
+		return err
+	}
+	var failures []error
+	redirects := 0
+	for len(seeds) > 0 {
+		address := seeds[0]
+		seeds = seeds[1:]
+		conn, err := dialAddress(ctx, address)
+		if err != nil {
+			failures = append(failures, err)
+			continue
+		}
+		err = call(ctx, pb.NewEventStoreServiceClient(conn))
+		_ = conn.Close()
+		if api.CodeOf(err) != pb.ErrorCode_ERROR_CODE_NOT_LEADER {
+			return err
+		}
+		failures = append(failures, fmt.Errorf("%s: %w", address, err))
+		leader, _ := api.DetailOf[*pb.NotLeader](err)
+		if next := leader.GetLeaderAddress(); next != "" && next != address && redirects < maxRedirects {
+			redirects++
+			seeds = append([]string{next}, seeds...)
+		}
+	}
+	return &exitError{code: exitFailure, err: errors.Join(failures...)}
 }
 
 // dialAddress opens one connection to address and waits until it is ready for calls, so

@@ -38,6 +38,10 @@ const exitCodesHelp = `Exit codes:
 type exitError struct {
 	code int
 	err  error
+	// mayHaveHappened says that a write of this command may have landed.
+	mayHaveHappened bool
+	// advice says what to do; empty = the error speaks for itself.
+	advice string
 }
 
 func (e *exitError) Error() string { return e.err.Error() }

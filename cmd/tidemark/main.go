@@ -20,6 +20,12 @@ func main() {
 // newCommands lists every command, in the order of the help text.
 func newCommands() []*cobra.Command {
 	return []*cobra.Command{
+		newAppendCommand(),
+		newReadCommand(),
+		newAggregateCommand(),
+		newMarkCommand(),
+		newMarksCommand(),
+		newFindCommand(),
 		newConfigCommand(),
 		newVersionCommand(),
 	}
@@ -100,7 +106,7 @@ func report(cmd *cobra.Command, err error) int {
 		writeErrorJSON(stderr, failure)
 		return failure.code
 	}
-	fmt.Fprintf(stderr, "tidemark: %s\n", failure.Error())
+	writeErrorText(stderr, failure)
 	if failure.code == exitUsage {
 		fmt.Fprintf(stderr, "See \"%s --help\".\n", cmd.CommandPath())
 	}

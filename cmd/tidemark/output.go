@@ -77,20 +77,6 @@ func writeJSON(w io.Writer, m proto.Message) error {
 	return err
 }
 
-// writeErrorJSON writes an error as one line: {"error": {...}}.
-func writeErrorJSON(w io.Writer, failure *exitError) {
-	type body struct {
-		Message  string `json:"message"`
-		ExitCode int    `json:"exit_code"`
-	}
-	line, err := json.Marshal(struct {
-		Error body `json:"error"`
-	}{body{failure.Error(), failure.code}})
-	if err == nil {
-		_, _ = w.Write(append(line, '\n'))
-	}
-}
-
 // tableWindow is how many rows a table looks at before it settles on column widths. A
 // table of a million rows is printed as they come, in bounded memory.
 const tableWindow = 256
@@ -191,7 +177,11 @@ func printable(s string) string {
 		case r == '\r':
 			out.WriteString(`\r`)
 		default:
-			fmt.Fprintf(&out, `\u%04x`, r)
+			if r > 0xffff {
+				fmt.Fprintf(&out, `\U%08x`, r)
+			} else {
+				fmt.Fprintf(&out, `\u%04x`, r)
+			}
 		}
 		i += size
 	}

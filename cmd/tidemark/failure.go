@@ -1,0 +1,261 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"strings"
+	"time"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/types/known/anypb"
+	"google.golang.org/protobuf/types/known/timestamppb"
+
+	"github.com/tidemark-db/tidemark/api"
+	pb "github.com/tidemark-db/tidemark/api/tidemark/v1"
+)
+
+// callError turns what a reading call failed with into the command's error. The advice is
+// the code table's.
+func callError(err error) error {
+	if err == nil || errors.As(err, new(*exitError)) {
+		return err
+	}
+	failure := &exitError{code: exitFailure, err: err}
+	refusal, ok := api.FromStatus(err)
+	if !ok {
+		failure.err = plainError(err)
+		return failure
+	}
+	failure.err = refusal
+	if c, _ := api.Lookup(refusal.Code); c.GRPC == codes.NotFound {
+		failure.code = exitNotFound
+	}
+	failure.advice = tableAdvice(refusal)
+	return failure
+}
+
+// appendError turns what an append failed with into the command's error. The call was
+// sent: whatever is not known to be a definite no is an unknown outcome.
+func appendError(err error, req *pb.AppendRequest) error {
+	if err == nil || errors.As(err, new(*exitError)) {
+		return err
+	}
+	refusal, ok := api.FromStatus(err)
+	if !ok {
+		if status.Code(err) == codes.Unimplemented {
+			return &exitError{code: exitFailure, err: plainError(err)}
+		}
+		return unknownOutcome(plainError(err), req)
+	}
+	if refusal.MayHaveHappened() == api.Yes {
+		return unknownOutcome(refusal, req)
+	}
+	failure := &exitError{code: exitFailure, err: refusal, advice: appendAdvice(refusal, req)}
+	switch refusal.Code {
+	case pb.ErrorCode_ERROR_CODE_CLIENT_IDEMPOTENCY_VIOLATION:
+		failure.code = exitUsed
+	case pb.ErrorCode_ERROR_CODE_OPTIMISTIC_CONCURRENCY_VIOLATION:
+		failure.code = exitConflict
+	case pb.ErrorCode_ERROR_CODE_INFLIGHT_DUPLICATE_WRITE:
+		failure.code = exitInFlight
+	case pb.ErrorCode_ERROR_CODE_AGGREGATE_NOT_EXISTS:
+		failure.code = exitNotFound
+	}
+	return failure
+}
+
+// unknownOutcome says that req may or may not have landed, and how to find out.
+func unknownOutcome(err error, req *pb.AppendRequest) error {
+	write := req.GetWrites()[0]
+	seq := write.GetEvents()[0].GetClientSeq()
+	advice := fmt.Sprintf("The write may or may not have landed, and may still land. Keep --seq %d and ", seq)
+	if write.GetEnforceClientIdempotency() {
+		advice += "send the same again: it cannot be written twice, and the answer is final " +
+			"(20 = it had landed; with --event-id and --confirm, the original result)."
+	} else {
+		advice += "do not send it again without --enforce: it could be written twice."
+	}
+	advice += fmt.Sprintf(" To look without writing: tidemark find %s %s %d (\"not found\" is final only once the call cannot be on its way any more).",
+		formatAggregate(write.GetAggregate()), req.GetClientId(), seq)
+	return &exitError{code: exitUnknown, err: err, mayHaveHappened: true, advice: advice}
+}
+
+// plainError gives gRPC's own failures (no code of ours) a text for people.
+func plainError(err error) error {
+	switch {
+	case errors.Is(err, context.DeadlineExceeded) || status.Code(err) == codes.DeadlineExceeded:
+		return fmt.Errorf("no answer within --timeout: %w", err)
+	case errors.Is(err, context.Canceled) || status.Code(err) == codes.Canceled:
+		return fmt.Errorf("interrupted while waiting for the answer: %w", err)
+	case status.Code(err) == codes.Unavailable:
+		return fmt.Errorf("the connection was lost before the answer came: %w", err)
+	}
+	return err
+}
+
+// tableAdvice is what the code table says to do, as plain text.
+func tableAdvice(refusal *api.Error) string {
+	c, _ := api.Lookup(refusal.Code)
+	return strings.ReplaceAll(c.Advice, "`", "")
+}
+
+// appendAdvice says what the writer of one event can do about a refusal.
+func appendAdvice(refusal *api.Error, req *pb.AppendRequest) string {
+	detail, ok := api.DetailOf[*pb.AppendFailure](refusal)
+	if !ok {
+		return tableAdvice(refusal)
+	}
+	key, client := formatAggregate(detail.GetAggregate()), req.GetClientId()
+	event := req.GetWrites()[0].GetEvents()[0]
+	look := fmt.Sprintf("tidemark find %s %s %d", key, client, detail.GetAttemptedSeq())
+	if holder := detail.GetHolder(); holder != nil {
+		switch {
+		case holder.GetContentDiffers():
+			return fmt.Sprintf("Sequence %d was recorded with this event id and other content. Yours was not written. To see what was: %s", detail.GetAttemptedSeq(), look)
+		case holder.GetOthers() || event.GetEventId() == "":
+			return fmt.Sprintf("Sequence %d is recorded in version %d. Without an event id of its own (--event-id) nobody can tell whether that is this event. To see what was recorded: %s",
+				detail.GetAttemptedSeq(), holder.GetVersion(), look)
+		case holder.GetEventId() == event.GetEventId():
+			return fmt.Sprintf("This event had landed already: an earlier call wrote it as version %d. There is nothing left to do.", holder.GetVersion())
+		default:
+			return fmt.Sprintf("Sequence %d belongs to another event (id %q). Yours was not written; send it with a --seq above %d, if another writer does not share the name %q by mistake.",
+				detail.GetAttemptedSeq(), holder.GetEventId(), detail.GetMark(), client)
+		}
+	}
+	switch refusal.Code {
+	case pb.ErrorCode_ERROR_CODE_CLIENT_IDEMPOTENCY_VIOLATION:
+		return fmt.Sprintf("Sequence %d was skipped, and %d was committed after it: it can no longer be used. This event was not written; if no earlier call can still be on its way, send it with a --seq above %d.",
+			detail.GetAttemptedSeq(), detail.GetMark(), max(detail.GetMark(), detail.GetInFlightMark()))
+	case pb.ErrorCode_ERROR_CODE_OPTIMISTIC_CONCURRENCY_VIOLATION:
+		if detail.InFlightVersion != nil || detail.InFlightMark != nil && detail.GetInFlightMark() >= detail.GetAttemptedSeq() {
+			return "Nothing is decided yet: other writes are in flight. Send the same again in a moment."
+		}
+		return fmt.Sprintf("Read what happened (tidemark read %s --from %d), decide again, and send with --expect %d.",
+			key, detail.GetExpectedVersion()+1, detail.GetCurrentVersion())
+	case pb.ErrorCode_ERROR_CODE_INFLIGHT_DUPLICATE_WRITE:
+		return "Keep the --seq and send the same again until the answer is another one; with --event-id and --confirm the server waits and answers with the result."
+	case pb.ErrorCode_ERROR_CODE_AGGREGATE_NOT_EXISTS:
+		return "To create it, add --create."
+	}
+	return tableAdvice(refusal)
+}
+
+// writeErrorText prints a failure for people: what happened, the fields of the refusal,
+// and what to do.
+func writeErrorText(w io.Writer, failure *exitError) {
+	fmt.Fprintf(w, "tidemark: %s\n", printableLines(failure.Error()))
+	if detail, ok := api.DetailOf[*pb.AppendFailure](failure.err); ok {
+		_ = fields(w, appendFailureFields(detail)...)
+	}
+	if detail, ok := api.DetailOf[*pb.VersionUnavailable](failure.err); ok {
+		_ = fields(w, "  requested version", detail.GetRequested(),
+			"  first version", detail.GetFirstVersion(), "  current version", detail.GetCurrentVersion())
+	}
+	if refusal, ok := api.FromStatus(failure.err); ok && refusal.RetryAfter > 0 {
+		_ = fields(w, "  retry after", refusal.RetryAfter)
+	}
+	if failure.advice != "" {
+		fmt.Fprintln(w, printable(failure.advice))
+	}
+}
+
+func appendFailureFields(d *pb.AppendFailure) []any {
+	pairs := []any{"  aggregate", formatAggregate(d.GetAggregate())}
+	if d.ExpectedVersion != nil {
+		pairs = append(pairs, "  expected version", d.GetExpectedVersion())
+	}
+	pairs = append(pairs, "  current version", d.GetCurrentVersion())
+	if d.InFlightVersion != nil {
+		pairs = append(pairs, "  version in flight", d.GetInFlightVersion())
+	}
+	pairs = append(pairs, "  sequence sent", d.GetAttemptedSeq(), "  mark", d.GetMark())
+	if d.InFlightMark != nil {
+		pairs = append(pairs, "  mark in flight", d.GetInFlightMark())
+	}
+	return append(pairs, "  holder", formatHolder(d.GetHolder()))
+}
+
+// formatHolder describes who recorded a sequence.
+func formatHolder(h *pb.Holder) string {
+	if h == nil {
+		return "none"
+	}
+	text := fmt.Sprintf("version %d, position %d, sequence %d", h.GetVersion(), h.GetPosition(), h.GetClientSeq())
+	if h.GetEventId() != "" {
+		text += fmt.Sprintf(", event id %q", h.GetEventId())
+	}
+	if h.GetEventCount() > 1 {
+		text += fmt.Sprintf(", one of %d events with sequences %d to %d", h.GetEventCount(), h.GetFirstClientSeq(), h.GetLastClientSeq())
+	}
+	text += ", committed " + formatTime(h.GetCommittedAt())
+	if h.GetTrimmed() {
+		text += ", no longer readable"
+	}
+	if h.GetOthers() {
+		text += ", recorded more than once"
+	}
+	return text
+}
+
+func formatTime(t *timestamppb.Timestamp) string {
+	if t == nil {
+		return "-"
+	}
+	return t.AsTime().UTC().Format(time.RFC3339Nano)
+}
+
+// errorJSON is what --output json prints on stderr, under "error".
+type errorJSON struct {
+	// Code is the number of the code table; 0 = the failure is not an answer of Tidemark.
+	Code            int               `json:"code"`
+	Name            string            `json:"name,omitempty"`
+	GRPCStatus      string            `json:"grpc_status,omitempty"`
+	Message         string            `json:"message"`
+	ExitCode        int               `json:"exit_code"`
+	MayHaveHappened bool              `json:"may_have_happened"`
+	Advice          string            `json:"advice,omitempty"`
+	RetryAfter      string            `json:"retry_after,omitempty"`
+	Details         []json.RawMessage `json:"details,omitempty"`
+}
+
+// writeErrorJSON writes a failure as one line: {"error": {...}}. Details are protojson
+// with "@type".
+func writeErrorJSON(w io.Writer, failure *exitError) {
+	body := errorJSON{Message: failure.Error(), ExitCode: failure.code, MayHaveHappened: failure.mayHaveHappened, Advice: failure.advice}
+	if refusal, ok := api.FromStatus(failure.err); ok {
+		row, _ := api.Lookup(refusal.Code)
+		body.Code, body.Name, body.Message = int(refusal.Code), row.Name, refusal.Message
+		body.GRPCStatus = refusal.GRPCStatus().Code().String()
+		if refusal.RetryAfter > 0 {
+			body.RetryAfter = refusal.RetryAfter.String()
+		}
+		for _, d := range refusal.Details {
+			packed, err := anypb.New(d)
+			if err != nil {
+				continue
+			}
+			if raw, err := appendJSON(nil, packed); err == nil {
+				body.Details = append(body.Details, raw)
+			}
+		}
+	}
+	line, err := json.Marshal(struct {
+		Error errorJSON `json:"error"`
+	}{body})
+	if err == nil {
+		_, _ = w.Write(append(line, '\n'))
+	}
+}
+
+// printableLines is printable for text of several lines.
+func printableLines(text string) string {
+	lines := strings.Split(text, "\n")
+	for i := range lines {
+		lines[i] = printable(lines[i])
+	}
+	return strings.Join(lines, "\n")
+}
