@@ -1,0 +1,221 @@
+package server
+
+import (
+	"context"
+	"sync"
+	"testing"
+
+	"github.com/cockroachdb/pebble/v2/vfs"
+
+	pb "github.com/tidemark-db/tidemark/api/tidemark/v1"
+	"github.com/tidemark-db/tidemark/replication"
+	"github.com/tidemark-db/tidemark/wal/history"
+	"github.com/tidemark-db/tidemark/wal/record"
+)
+
+// fakeShard is a shard without raft: tests put batches into a real history, and say how
+// appends are answered.
+type fakeShard struct {
+	store *history.Store
+	batch *history.Batch
+	heads map[record.Key]history.Head
+
+	mu       sync.Mutex // guards what follows
+	append   func(context.Context, *pb.AppendRequest) (*pb.AppendResponse, error)
+	readErr  error
+	reads    []replication.ReadOptions // as they were asked for
+	inFlight map[string]uint64         // by key and client
+	status   replication.Status
+	leading  bool
+	changed  chan struct{}
+}
+
+// newFakeShard opens a history in memory. At the end of the test it must close, which it
+// refuses while a view is held: no test may leak one.
+func newFakeShard(t testing.TB) *fakeShard {
+	t.Helper()
+	store, err := history.Open(history.Options{
+		Dir: "history", FS: vfs.NewMem(), BlockCacheBytes: 8 << 20, MemTableBytes: 8 << 20,
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := store.Close(); err != nil {
+			t.Errorf("close the history: %v", err)
+		}
+	})
+	f := &fakeShard{
+		store: store, batch: store.NewBatch(), heads: map[record.Key]history.Head{},
+		inFlight: map[string]uint64{}, changed: make(chan struct{}),
+		status: replication.Status{NodeID: "n1", Role: "leader", Term: 1, Ready: true, LeaderID: "n1"},
+	}
+	f.append = func(context.Context, *pb.AppendRequest) (*pb.AppendResponse, error) {
+		return &pb.AppendResponse{Timeline: testTimeline}, nil
+	}
+	return f
+}
+
+// put commits one batch of the writer on the aggregate, as if it had been appended at the
+// given second, and returns its version.
+func (f *fakeShard) put(t testing.TB, key record.Key, client string, second int64, events ...*pb.NewEvent) uint64 {
+	t.Helper()
+	f.batch.Reset()
+	v := f.stage(key, client, second, events...)
+	f.commit(t)
+	return v
+}
+
+// stage is put without the commit, for tests that need many batches.
+func (f *fakeShard) stage(key record.Key, client string, second int64, events ...*pb.NewEvent) uint64 {
+	applied := f.store.Applied()
+	h, found := f.heads[key]
+	if !found {
+		h = history.Head{Incarnation: 1, Floor: 1, CreatedAt: second * 1e9}
+	}
+	position := h.Position
+	for _, other := range f.heads {
+		position = max(position, other.Position)
+	}
+	position = max(position, applied.Position) + 1
+	header := record.BatchHeader{
+		Key: key, Incarnation: h.Incarnation, Version: h.Version + 1, Position: position,
+		CommitFirst: position, CommitCount: 1, ClientID: client, CommittedAt: second * 1e9,
+		FirstEventNumber: h.EventCount + 1, EventCount: uint32(len(events)),
+	}
+	var encoded []byte
+	first, last := events[0].GetClientSeq(), uint64(0)
+	for _, e := range events {
+		encoded = record.AppendEvent(encoded, e)
+		first, last = min(first, e.GetClientSeq()), max(last, e.GetClientSeq())
+	}
+	h.Chain = f.batch.PutBatch(&header, h.Chain, encoded)
+	for i, e := range events {
+		f.batch.PutRow(&history.Row{
+			Key: key, Client: client, ClientSeq: e.GetClientSeq(), Position: position,
+			Version: header.Version, Incarnation: h.Incarnation, EventIndex: uint32(i),
+			EventNumber: header.FirstEventNumber + uint64(i), CommittedAt: header.CommittedAt,
+			FirstSeq: first, LastSeq: last, EventCount: header.EventCount,
+			CommitFirst: position, CommitCount: 1, EventID: e.GetEventId(),
+		})
+	}
+	f.batch.PutChanges(position, []history.Change{{Key: key, Incarnation: h.Incarnation, Version: header.Version, Kind: history.ChangeBatch}})
+	h.Version, h.Position = header.Version, position
+	h.EventCount += uint64(len(events))
+	h.CommittedAt, h.LastClient, h.LastMark = header.CommittedAt, client, last
+	f.setHead(key, h)
+	f.batch.SetApplied(history.Applied{Index: position, Term: 1, Position: position, CommittedAt: header.CommittedAt, Timeline: testTimeline})
+	return h.Version
+}
+
+func (f *fakeShard) setHead(key record.Key, h history.Head) {
+	f.heads[key] = h
+	f.batch.PutHead(key, &h)
+}
+
+// changeHead commits a change of a head alone, such as what a trim or a delete does to it.
+func (f *fakeShard) changeHead(t testing.TB, key record.Key, change func(*history.Head)) {
+	t.Helper()
+	f.batch.Reset()
+	h := f.heads[key]
+	change(&h)
+	f.setHead(key, h)
+	a := f.store.Applied()
+	a.Index++
+	f.batch.SetApplied(a)
+	f.commit(t)
+}
+
+func (f *fakeShard) commit(t testing.TB) {
+	t.Helper()
+	if err := f.store.Commit(f.batch); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// onAppend says how appends are answered from now on.
+func (f *fakeShard) onAppend(answer func(context.Context, *pb.AppendRequest) (*pb.AppendResponse, error)) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.append = answer
+}
+
+func (f *fakeShard) setLeading(leading bool) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.leading = leading
+	close(f.changed)
+	f.changed = make(chan struct{})
+}
+
+func (f *fakeShard) lastRead() replication.ReadOptions {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.reads[len(f.reads)-1]
+}
+
+func (f *fakeShard) Append(ctx context.Context, req *pb.AppendRequest) (*pb.AppendResponse, error) {
+	f.mu.Lock()
+	answer := f.append
+	f.mu.Unlock()
+	return answer(ctx, req)
+}
+
+func (f *fakeShard) Read(_ context.Context, o replication.ReadOptions) (*history.View, error) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.reads = append(f.reads, o)
+	if f.readErr != nil {
+		return nil, f.readErr
+	}
+	return f.store.View(), nil
+}
+
+func (f *fakeShard) ReadMark(ctx context.Context, o replication.ReadOptions, k record.Key, client string) (*history.View, *uint64, error) {
+	v, err := f.Read(ctx, o)
+	if err != nil {
+		return nil, nil, err
+	}
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if m, ok := f.inFlight[string(k)+client]; ok {
+		return v, &m, nil
+	}
+	return v, nil, nil
+}
+
+func (f *fakeShard) Holder(v *history.View, k record.Key, client string, seq uint64) (*pb.Holder, error) {
+	var h *pb.Holder
+	head, _, err := v.Head(k)
+	if err != nil {
+		return nil, err
+	}
+	for row, err := range v.Rows(k, client, seq) {
+		if err != nil {
+			return nil, err
+		}
+		if h != nil {
+			h.Others = true
+			break
+		}
+		h = &pb.Holder{
+			Version: row.Version, Incarnation: row.Incarnation, Position: row.Position,
+			CommittedAt: record.Timestamp(row.CommittedAt), ClientSeq: seq, EventId: row.EventID,
+			FirstClientSeq: row.FirstSeq, LastClientSeq: row.LastSeq, EventCount: row.EventCount,
+			Trimmed: head.Deleted || row.Version < head.Floor,
+		}
+	}
+	return h, nil
+}
+
+func (f *fakeShard) Status() replication.Status {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.status
+}
+
+func (f *fakeShard) Leading() (bool, <-chan struct{}) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.leading, f.changed
+}

@@ -1,0 +1,110 @@
+package server
+
+import (
+	"fmt"
+	"math"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"go.uber.org/zap"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/keepalive"
+)
+
+// Defaults of Options.
+const (
+	DefaultMaxRequestBytes = 4 << 20
+	DefaultMaxCalls        = 8192
+	DefaultMaxBytes        = 256 << 20
+	DefaultMaxConnections  = 1024
+
+	// MostRequestBytes is the largest value of Options.MaxRequestBytes.
+	MostRequestBytes = 16 << 20
+)
+
+// Options says what a Server serves and within which bounds. A zero bound is its default.
+type Options struct {
+	// Shard is what the calls are about; required.
+	Shard Shard
+	// Logger receives what an operator must see; nil logs nothing.
+	Logger *zap.Logger
+	// Registry is what /metrics shows; nil makes an own one. New adds the collectors of the
+	// process and of the Go runtime to it.
+	Registry *prometheus.Registry
+
+	// MaxRequestBytes bounds one request as encoded (2017), at most MostRequestBytes.
+	MaxRequestBytes int
+	// MaxCalls bounds the calls at work, health and reflection left out (11000).
+	MaxCalls int
+	// MaxBytes bounds the requests at work, as encoded, in all (11000).
+	MaxBytes int64
+	// MaxConnections bounds the gRPC connections; one more is closed at once.
+	MaxConnections int
+
+	// Observe, if set, is told of every call.
+	Observe Observer
+	// Authenticate, if set, admits calls.
+	Authenticate Authenticator
+}
+
+func (o *Options) fill() error {
+	if o.Shard == nil {
+		return fmt.Errorf("server: Options.Shard is nil; a server needs a shard to serve")
+	}
+	if o.Logger == nil {
+		o.Logger = zap.NewNop()
+	}
+	if o.Registry == nil {
+		o.Registry = prometheus.NewRegistry()
+	}
+	if o.MaxRequestBytes == 0 {
+		o.MaxRequestBytes = DefaultMaxRequestBytes
+	}
+	if o.MaxCalls == 0 {
+		o.MaxCalls = DefaultMaxCalls
+	}
+	if o.MaxBytes == 0 {
+		o.MaxBytes = DefaultMaxBytes
+	}
+	if o.MaxConnections == 0 {
+		o.MaxConnections = DefaultMaxConnections
+	}
+	if o.MaxRequestBytes < 0 || o.MaxRequestBytes > MostRequestBytes {
+		return fmt.Errorf("server: Options.MaxRequestBytes is %d; expected 1..%d", o.MaxRequestBytes, MostRequestBytes)
+	}
+	if o.MaxCalls < 0 || o.MaxConnections < 0 || o.MaxBytes < int64(o.MaxRequestBytes) {
+		return fmt.Errorf("server: MaxCalls %d and MaxConnections %d must be positive, and MaxBytes %d must hold a request of %d bytes",
+			o.MaxCalls, o.MaxConnections, o.MaxBytes, o.MaxRequestBytes)
+	}
+	return nil
+}
+
+// TransportOptions are the gRPC server options of a node that accepts requests of
+// maxRequest bytes. The echo server of the benchmark uses the same ones, so that the two
+// differ in nothing but the work.
+func TransportOptions(maxRequest int) []grpc.ServerOption {
+	return []grpc.ServerOption{
+		// gRPC's own bound lies above ours, so that ours answers (2017), and below what
+		// would let one call fill the memory.
+		grpc.MaxRecvMsgSize(4*maxRequest + 1<<20),
+		// What was written can be read: a batch of a request's size has event numbers,
+		// times and hashes on top.
+		grpc.MaxSendMsgSize(math.MaxInt32),
+		// Above what one client keeps outstanding on a connection, so that calls do not
+		// queue in the client, and still a bound.
+		grpc.MaxConcurrentStreams(4096),
+		grpc.MaxHeaderListSize(64 << 10),
+		// One read or write of the socket should carry the messages of as many calls as are
+		// waiting: at 1,024 outstanding, a system call per handful of calls is what costs.
+		grpc.ReadBufferSize(64 << 10),
+		grpc.WriteBufferSize(64 << 10),
+		// Fixed windows save the pings by which gRPC estimates a connection's bandwidth,
+		// and bound what a connection may send without being read.
+		grpc.StaticStreamWindowSize(1 << 20),
+		grpc.StaticConnWindowSize(4 << 20),
+		grpc.ConnectionTimeout(20 * time.Second),
+		// Lenient towards clients that ping; a client that vanished is noticed in 80 s.
+		grpc.KeepaliveEnforcementPolicy(keepalive.EnforcementPolicy{MinTime: 5 * time.Second, PermitWithoutStream: true}),
+		grpc.KeepaliveParams(keepalive.ServerParameters{Time: time.Minute, Timeout: 20 * time.Second}),
+	}
+}

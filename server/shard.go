@@ -1,0 +1,28 @@
+package server
+
+import (
+	"context"
+
+	pb "github.com/tidemark-db/tidemark/api/tidemark/v1"
+	"github.com/tidemark-db/tidemark/replication"
+	"github.com/tidemark-db/tidemark/wal/history"
+	"github.com/tidemark-db/tidemark/wal/record"
+)
+
+// Shard is what the server needs of a shard; *replication.Shard is one. Its errors are
+// *api.Error, errors of the call's context, or faults of the node.
+type Shard interface {
+	// Append judges and commits a request whose shape has been checked.
+	Append(ctx context.Context, req *pb.AppendRequest) (*pb.AppendResponse, error)
+	// Read returns a view as fresh as asked for, which the caller releases.
+	Read(ctx context.Context, o replication.ReadOptions) (*history.View, error)
+	// ReadMark is Read together with the writer's in-flight mark of the same moment, nil if
+	// it has nothing in flight.
+	ReadMark(ctx context.Context, o replication.ReadOptions, k record.Key, client string) (*history.View, *uint64, error)
+	// Holder returns the newest batch of a writer that recorded seq, or nil.
+	Holder(v *history.View, k record.Key, client string, seq uint64) (*pb.Holder, error)
+	// Status describes the node.
+	Status() replication.Status
+	// Leading says whether this node serves as leader, and when to ask again.
+	Leading() (ready bool, changed <-chan struct{})
+}
