@@ -9,10 +9,11 @@ import (
 	"google.golang.org/grpc/codes"
 
 	"github.com/tidemark-db/tidemark/api"
+	"github.com/tidemark-db/tidemark/config"
 )
 
-// TestDocumentsAreCurrent fails while docs/errors.md or the code table in docs/contract.md
-// says anything else than the table in api/codes.go.
+// TestDocumentsAreCurrent fails while docs/errors.md, docs/configuration.md or the code table
+// in docs/contract.md says anything else than the tables in api/codes.go and config.
 func TestDocumentsAreCurrent(t *testing.T) {
 	root, err := findRoot()
 	if err != nil {
@@ -138,8 +139,9 @@ func TestGenerateWritesWhatIsOutOfDateAndNothingElse(t *testing.T) {
 		t.Fatal(err)
 	}
 	for path, want := range map[string]string{
-		contract:                         "text\n" + tableBegin + contractTable(api.Codes()) + tableEnd,
-		filepath.Join(docs, "errors.md"): errorsPage(api.Codes()),
+		filepath.Join(docs, "configuration.md"): config.Markdown(),
+		contract:                                "text\n" + tableBegin + contractTable(api.Codes()) + tableEnd,
+		filepath.Join(docs, "errors.md"):        errorsPage(api.Codes()),
 	} {
 		if got, err := os.ReadFile(path); err != nil || string(got) != want {
 			t.Errorf("%s: %v\n%s\nwant\n%s", path, err, got, want)

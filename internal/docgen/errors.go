@@ -9,23 +9,6 @@ import (
 	"github.com/tidemark-db/tidemark/api"
 )
 
-// document is a file of which all or a part is generated.
-type document struct {
-	// path is relative to the repository's root, with slashes.
-	path string
-	// whole: the file is generated entirely and need not exist before.
-	whole bool
-	// render makes the new text from the old one.
-	render func(old string) (string, error)
-}
-
-func documents() []document {
-	return []document{
-		{path: "docs/errors.md", whole: true, render: func(string) (string, error) { return errorsPage(api.Codes()), nil }},
-		{path: "docs/contract.md", render: func(old string) (string, error) { return replaceCodeTable(old, api.Codes()) }},
-	}
-}
-
 // errorsPage is docs/errors.md.
 func errorsPage(table []api.Code) string {
 	var b strings.Builder

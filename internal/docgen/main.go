@@ -4,6 +4,9 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+
+	"github.com/tidemark-db/tidemark/api"
+	"github.com/tidemark-db/tidemark/config"
 )
 
 func main() {
@@ -14,6 +17,24 @@ func main() {
 	if err != nil {
 		fmt.Fprintln(os.Stderr, "docgen:", err)
 		os.Exit(1)
+	}
+}
+
+// document is a file of which all or a part is generated.
+type document struct {
+	// path is relative to the repository's root, with slashes.
+	path string
+	// whole: the file is generated entirely and need not exist before.
+	whole bool
+	// render makes the new text from the old one.
+	render func(old string) (string, error)
+}
+
+func documents() []document {
+	return []document{
+		{path: "docs/configuration.md", whole: true, render: func(string) (string, error) { return config.Markdown(), nil }},
+		{path: "docs/errors.md", whole: true, render: func(string) (string, error) { return errorsPage(api.Codes()), nil }},
+		{path: "docs/contract.md", render: func(old string) (string, error) { return replaceCodeTable(old, api.Codes()) }},
 	}
 }
 
