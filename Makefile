@@ -1,0 +1,86 @@
+# Everything here needs Go, make and git; no C compiler but for `make race`, no protoc. The
+# tools are Go programs pinned in tools/go.mod, built when they are first used.
+
+GO    ?= go
+TOOL  := $(GO) tool -modfile=tools/go.mod
+# No cgo: the binary is static and the same everywhere. `make race` is the exception.
+export CGO_ENABLED := 0
+
+# The version in the binary comes from git, where there is a usable repository.
+VCS := $(shell git rev-parse --verify -q HEAD >/dev/null 2>&1 && echo auto || echo false)
+
+# Arguments for `make run`, as in: make run ARGS="--listen 127.0.0.1:9000"
+ARGS     ?=
+# What `make test` and `make race` run.
+PACKAGES ?= ./...
+# How long `make fuzz` spends on each target.
+FUZZTIME ?= 30s
+
+.DEFAULT_GOAL := help
+
+.PHONY: run
+run: build ## Build and start one node on the defaults: gRPC on 127.0.0.1:7440, data in ./tidemark-data
+	./bin/tidemark serve $(ARGS)
+
+.PHONY: build
+build: ## Build bin/tidemark
+	$(GO) build -buildvcs=$(VCS) -o bin/tidemark ./cmd/tidemark
+
+.PHONY: test
+test: ## Build everything and run all tests
+	$(GO) build ./...
+	$(GO) test $(PACKAGES)
+
+.PHONY: race
+race: ## Run the tests under the race detector (needs a C compiler)
+	CGO_ENABLED=1 $(GO) test -race $(PACKAGES)
+
+.PHONY: fuzz
+fuzz: ## Run every fuzz target for FUZZTIME (default 30s)
+	tools/fuzz.sh $(FUZZTIME)
+
+.PHONY: lint
+lint: vet staticcheck imports proto files tidy ## Run every linter below
+
+.PHONY: vet
+vet: ## go vet
+	$(GO) vet ./...
+
+.PHONY: staticcheck
+staticcheck: ## staticcheck, configured in staticcheck.conf
+	$(TOOL) staticcheck ./...
+
+.PHONY: imports
+imports: ## depguard: who may import whom, by tools/imports.yml
+	tools/imports.sh
+
+.PHONY: proto
+proto: ## buf lint
+	$(TOOL) buf lint
+
+.PHONY: files
+files: ## gofmt, length of files, words that do not belong
+	tools/files.sh
+
+.PHONY: tidy
+tidy: ## go.mod, go.sum and tools/go.mod hold what is needed and no more
+	$(GO) mod tidy -diff
+	$(GO) -C tools mod tidy -diff
+
+.PHONY: generate
+generate: ## Regenerate the code of the protos and the documentation that comes from code
+	$(TOOL) buf generate
+	$(GO) run ./internal/docgen
+
+.PHONY: check-generated
+check-generated: ## Fail if what `make generate` makes differs from what is committed
+	tools/check-generated.sh
+	$(GO) test ./internal/docgen
+
+.PHONY: clean
+clean: ## Remove what was built; leaves data directories alone
+	rm -rf bin
+
+.PHONY: help
+help: ## Show this
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-16s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
