@@ -1,0 +1,221 @@
+package tail
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+)
+
+// DeleteRange deletes the entries from lo to hi, both included, as far as the log holds
+// them. The range must reach one of the log's ends. The deletion is durable on return.
+//
+// tidwall's own truncations are not used: they remove files and rename others without
+// making either durable in between, and rewrite a segment to drop its front.
+func (l *Log) DeleteRange(lo, hi uint64) error {
+	defer l.report()
+	remove, err := l.deleteRange(lo, hi)
+	if err != nil || remove == nil {
+		return err
+	}
+	defer l.dmu.Unlock()
+	if err := remove(); err != nil {
+		return l.fail(err)
+	}
+	return nil
+}
+
+// deleteRange deletes, except for files that nobody looks at any more: if remove is not
+// nil, dmu is held and remove removes them.
+func (l *Log) deleteRange(lo, hi uint64) (remove func() error, err error) {
+	l.wmu.Lock()
+	defer l.wmu.Unlock()
+	if err := l.failed(); err != nil {
+		return nil, err
+	}
+	if l.isClosed() {
+		return nil, ErrClosed
+	}
+	lo, hi = max(lo, l.first), min(hi, l.last)
+	if lo > hi {
+		return nil, nil
+	}
+	switch {
+	case lo == l.first && hi == l.last:
+		if err := l.recreate(hi + 1); err != nil {
+			return nil, l.fail(fmt.Errorf("empty the log: %w", err))
+		}
+	case lo == l.first:
+		gone, err := l.deleteFront(hi + 1)
+		if err != nil {
+			return nil, l.fail(fmt.Errorf("delete up to index %d from the log: %w", hi, err))
+		}
+		if len(gone) > 0 {
+			dir := l.dir
+			l.dmu.Lock()
+			return func() error { return l.removeSegments(dir, gone) }, nil
+		}
+	case hi == l.last:
+		if err := l.deleteBack(lo); err != nil {
+			return nil, l.fail(fmt.Errorf("delete from index %d on from the log: %w", lo, err))
+		}
+	default:
+		return nil, fmt.Errorf("delete from the log: expected a range that reaches one end of %d to %d, found %d to %d", l.first, l.last, lo, hi)
+	}
+	return nil, nil
+}
+
+// deleteFront makes first the log's lowest index and returns the segments that are not
+// needed any more. Once the state says so, Open takes them for left over, whichever of them
+// a crash leaves.
+func (l *Log) deleteFront(first uint64) (gone []*segment, err error) {
+	s := l.synced
+	s.first = first
+	if err := l.ops.writeState(l.state, s); err != nil {
+		return nil, err
+	}
+	l.synced = s
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	n := 0
+	for n < len(l.segs)-1 && l.segs[n+1].base <= first {
+		l.bytes -= l.segs[n].size
+		n++
+	}
+	gone = l.segs[:n]
+	l.segs = append([]*segment(nil), l.segs[n:]...)
+	l.first = first
+	l.gen.Add(1)
+	return gone, nil
+}
+
+// removeSegments removes files of a front deletion. Appends go on meanwhile.
+func (l *Log) removeSegments(dir string, gone []*segment) error {
+	for _, s := range gone {
+		l.files.forget(s)
+		if err := l.ops.step("remove " + filepath.Base(s.path)); err != nil {
+			return err
+		}
+		if err := os.Remove(s.path); err != nil {
+			return fmt.Errorf("remove a deleted segment: %w", err)
+		}
+	}
+	return l.ops.syncDir(dir)
+}
+
+// deleteBack deletes the records from index on, which raft found to conflict with its
+// leader's. A crash half way leaves some of them, and raft finds that again.
+func (l *Log) deleteBack(index uint64) error {
+	// First the state: once records are gone it must not say that they were flushed.
+	s := l.synced
+	s.synced = index - 1
+	if err := l.ops.writeState(l.state, s); err != nil {
+		return err
+	}
+	l.synced = s
+	if err := l.ops.step("lowered state"); err != nil {
+		return err
+	}
+	if err := errors.Join(l.w.Close(), l.active.Close()); err != nil {
+		return err
+	}
+	l.w, l.active = nil, nil
+	gone, cut, size := l.unpublish(index)
+	// Highest first, each durable before the next, so that what a crash leaves has no gap.
+	for i := len(gone) - 1; i >= 0; i-- {
+		l.files.forget(gone[i])
+		if err := os.Remove(gone[i].path); err != nil {
+			return err
+		}
+		if err := l.ops.syncDir(l.dir); err != nil {
+			return err
+		}
+		if err := l.ops.step("removed " + filepath.Base(gone[i].path)); err != nil {
+			return err
+		}
+	}
+	if err := l.ops.cut(cut.path, size); err != nil {
+		return err
+	}
+	if err := l.ops.step("cut segment"); err != nil {
+		return err
+	}
+	return l.attachWriter()
+}
+
+// unpublish takes the records from index on from the readers. It returns the segments that
+// hold nothing else, and the one that is now the last with the size that it is to have.
+func (l *Log) unpublish(index uint64) (gone []*segment, cut *segment, size int64) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	n := len(l.segs)
+	for n > 1 && l.segs[n-1].base > index {
+		n--
+		l.bytes -= l.segs[n].size
+	}
+	gone = l.segs[n:]
+	l.segs = append([]*segment(nil), l.segs[:n]...)
+	cut = l.segs[n-1]
+	if k := int(index - cut.base); k < len(cut.offsets) {
+		l.bytes -= cut.size - int64(cut.offsets[k])
+		cut.size = int64(cut.offsets[k])
+		cut.offsets = cut.offsets[:k]
+	}
+	l.last = index - 1
+	l.gen.Add(1)
+	return gone, cut, cut.size
+}
+
+// cut shortens a file, durably.
+func (o *ops) cut(path string, size int64) error {
+	f, err := os.OpenFile(path, os.O_RDWR, 0)
+	if err != nil {
+		return err
+	}
+	err = o.truncate(f, size)
+	if err == nil {
+		err = o.flush(f)
+	}
+	return errors.Join(err, f.Close())
+}
+
+// recreate replaces the log by an empty one that begins with index base. The new one is
+// made beside the old; the rename of its directory decides which of them a crash leaves.
+func (l *Log) recreate(base uint64) error {
+	if err := l.ops.createLog(l.o.Dir, l.n+1, base); err != nil {
+		return err
+	}
+	if err := errors.Join(l.w.Close(), l.active.Close(), l.state.Close()); err != nil {
+		return err
+	}
+	l.w, l.active, l.state = nil, nil, nil
+	l.dmu.Lock() // an earlier deletion may still be removing files of the old one
+	defer l.dmu.Unlock()
+	old, gone := l.dir, l.segs
+	l.n++
+	l.dir = filepath.Join(l.o.Dir, logDirName(l.n))
+	l.synced.first, l.synced.synced = base, base-1
+
+	l.mu.Lock()
+	l.segs = []*segment{{base: base, path: filepath.Join(l.dir, segmentName(base))}}
+	l.first, l.last, l.bytes = base, base-1, 0
+	l.gen.Add(1)
+	l.mu.Unlock()
+
+	for _, s := range gone {
+		l.files.forget(s)
+	}
+	if err := l.attach(); err != nil {
+		return err
+	}
+	if err := l.ops.step("attached"); err != nil {
+		return err
+	}
+	if err := os.RemoveAll(old); err != nil {
+		return err
+	}
+	if err := l.ops.step("removed old log"); err != nil {
+		return err
+	}
+	return l.ops.syncDir(l.o.Dir)
+}
