@@ -114,8 +114,8 @@ func DecodeBatch(b []byte) (*pb.Batch, error) {
 	if err != nil {
 		return nil, err
 	}
-	// An event takes at least 40 bytes, so a lying count cannot allocate much.
-	if uint64(h.EventCount)*40 > uint64(len(events)) {
+	// No event is shorter than the least one, so a lying count cannot allocate much.
+	if uint64(h.EventCount)*minEvent > uint64(len(events)) {
 		return nil, fmt.Errorf("%w: batch claims %d events in %d bytes", ErrCorrupt, h.EventCount, len(events))
 	}
 	out := h.Message()

@@ -74,6 +74,9 @@ func AppendEvent(dst []byte, e *pb.NewEvent) []byte {
 	return appendBytes(dst, e.GetPayload())
 }
 
+// minEvent is the length of the shortest encoding, that of an event with nothing in it.
+const minEvent = 8 + 4 + 4 + 4 + 4 + 1 + 4 + 4 + 1 + 4
+
 // ContentHash is the hash of one canonical event encoding.
 func ContentHash(event []byte) Hash { return blake3.Sum256(event) }
 
