@@ -219,3 +219,9 @@ func (f *fakeShard) Leading() (bool, <-chan struct{}) {
 	defer f.mu.Unlock()
 	return f.leading, f.changed
 }
+
+func (f *fakeShard) refuseReads(err error) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.readErr = err
+}
