@@ -55,7 +55,7 @@ func (s *Shard) startRaft() error {
 	if hook := s.opts.Hooks.Propose; hook != nil {
 		next := s.propose
 		s.propose = func(entry []byte) func() error {
-			return func() error { return hook(func() error { return next(entry)() }) }
+			return hook(func() func() error { return next(entry) })
 		}
 	}
 	s.wg.Add(1)

@@ -79,9 +79,10 @@ type Hooks struct {
 	// BeforePropose runs in the batcher before it hands an entry to raft; while it blocks,
 	// everything admitted stays in flight.
 	BeforePropose func()
-	// Propose, if set, stands between the batcher and raft: it may call next, or answer
-	// with an error of its own instead, or after next.
-	Propose func(next func() error) error
+	// Propose, if set, stands between the batcher and raft: it runs in the batcher, may call
+	// next, which hands the entry to raft, and returns what waits for the entry's fate,
+	// next's own answer or another.
+	Propose func(next func() (wait func() error)) (wait func() error)
 }
 
 func (o *Options) setDefaults() {
