@@ -118,7 +118,7 @@ func TestAppendRetryAndStaleGuard(t *testing.T) {
 		t.Fatalf("confirmed:\n got %v\nwant %v", resp.Results[0], want)
 	}
 
-	for _, how := range []func() error{func() error { return s.Stop(context.Background()) }, s.Abandon} {
+	for _, how := range []func() error{func() error { return s.Stop(context.Background()) }, func() error { return s.Abandon() }} {
 		if err := how(); err != nil {
 			t.Fatal(err)
 		}
