@@ -175,7 +175,7 @@ func TestAQueryIsBoundedLowerThanAnAppend(t *testing.T) {
 // A request of a million empty elements would take a hundred times its size in memory if
 // it were decoded before it is counted.
 func TestHugeCountsAreRefusedWithoutBeingDecoded(t *testing.T) {
-	const size = 4 << 20
+	const size = 1 << 20
 	c := &chain{maxRequest: size, maxBytes: size}
 	events := field(3, bytes.Repeat(field(2), (size-16)/2))
 	entries := field(3, field(2, bytes.Repeat(field(8), (size-32)/2)))
@@ -199,7 +199,7 @@ func TestHugeCountsAreRefusedWithoutBeingDecoded(t *testing.T) {
 				t.Fatal("accepted")
 			}
 			wantError(t, in.err, tc.want)
-			if used := after.TotalAlloc - before.TotalAlloc; used > 1<<20 {
+			if used := after.TotalAlloc - before.TotalAlloc; used > 256<<10 {
 				t.Errorf("refusing it took %d bytes of memory", used)
 			}
 			c.bytes.Add(-in.held)
@@ -227,8 +227,7 @@ func TestTheLargestCountsAreDecoded(t *testing.T) {
 	if in.err != nil {
 		t.Fatal(in.err)
 	}
-	wantMessage(t, in.msg, req)
-	if e := checkAppend(req); e != nil {
+	if e := checkAppend(in.msg.(*pb.AppendRequest)); e != nil {
 		t.Fatal(e)
 	}
 }

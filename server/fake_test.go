@@ -225,3 +225,9 @@ func (f *fakeShard) refuseReads(err error) {
 	defer f.mu.Unlock()
 	f.readErr = err
 }
+
+func (f *fakeShard) setStatus(s replication.Status) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.status = s
+}

@@ -273,12 +273,13 @@ func TestReadOfAHistoryWithAHole(t *testing.T) {
 func TestReadMessagesAreBounded(t *testing.T) {
 	r := start(t, nil)
 	const size, n = 10_000, 100 // about 26 batches a message
+	const largest = 4 << 20
 	r.shard.batch.Reset()
 	for i := range n {
 		r.shard.stage(testKey("1"), "a", 100, &pb.NewEvent{ClientSeq: uint64(i + 1), Type: "T", Payload: make([]byte, size)})
 	}
 	r.shard.commit(t)
-	huge := &pb.NewEvent{ClientSeq: n + 1, Type: "T", Payload: make([]byte, MostRequestBytes)}
+	huge := &pb.NewEvent{ClientSeq: n + 1, Type: "T", Payload: make([]byte, largest)}
 	r.shard.put(t, testKey("1"), "a", 100, huge)
 	r.shard.put(t, testKey("1"), "a", 100, &pb.NewEvent{ClientSeq: n + 2, Type: "T"})
 
@@ -291,7 +292,7 @@ func TestReadMessagesAreBounded(t *testing.T) {
 			t.Fatalf("batch %d is version %d", i, b.GetVersion())
 		}
 	}
-	if len(got) != n+2 || len(got[n].GetEvents()[0].GetPayload()) != MostRequestBytes {
+	if len(got) != n+2 || len(got[n].GetEvents()[0].GetPayload()) != largest {
 		t.Fatalf("%d batches, or the largest was cut", len(got))
 	}
 	for i, m := range messages {
@@ -311,15 +312,15 @@ func TestReadMessagesAreBounded(t *testing.T) {
 	}
 }
 
-// What can be written can be read back: the largest request there is, in events of no size.
+// What can be written can be read back: a request of the default limit, of many events.
 func TestTheLargestRequestIsReadBack(t *testing.T) {
 	r := start(t, nil)
 	list := make([]*pb.NewEvent, maxEvents)
 	for i := range list {
 		list[i] = &pb.NewEvent{ClientSeq: maxSeq - maxEvents + uint64(i), EventId: s(200), Type: s(200),
-			Metadata: metadata(64, 1), Payload: make([]byte, 15_000)}
+			Metadata: metadata(2, 1), Payload: make([]byte, 3_600)}
 	}
-	if size := proto.Size(&pb.AppendRequest{Writes: []*pb.Write{{Events: list}}}); size > MostRequestBytes || size < MostRequestBytes*9/10 {
+	if size := proto.Size(&pb.AppendRequest{Writes: []*pb.Write{{Events: list}}}); size > DefaultMaxRequestBytes || size < DefaultMaxRequestBytes*9/10 {
 		t.Fatalf("the request is %d bytes", size)
 	}
 	r.shard.put(t, testKey("1"), "a", 100, list...)

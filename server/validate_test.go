@@ -4,6 +4,8 @@ import (
 	"fmt"
 	"strings"
 	"testing"
+	"unicode"
+	"unicode/utf8"
 
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/timestamppb"
@@ -390,4 +392,21 @@ func TestShapesOfTheOtherReads(t *testing.T) {
 			t.Errorf("valid request %d: %v", i, e)
 		}
 	}
+}
+
+// FuzzKeyPart holds the scan of a key part, which has fast paths, against the rule as the
+// contract words it.
+func FuzzKeyPart(f *testing.F) {
+	for _, s := range []string{"", "a/b", "é\u0085", "\xff", "\u2028", "a\x00", s(200), s(201), "\ufffd", "é\xc3"} {
+		f.Add(s)
+	}
+	f.Fuzz(func(t *testing.T, part string) {
+		valid := len(part) >= 1 && len(part) <= 200 && utf8.ValidString(part) && !strings.Contains(part, "/")
+		for _, r := range part {
+			valid = valid && !unicode.Is(unicode.Cc, r)
+		}
+		if fault := partFault(part); (fault == "") != valid {
+			t.Fatalf("%q: fault %q, but valid by the rule: %v", part, fault, valid)
+		}
+	})
 }
