@@ -27,9 +27,6 @@ func (s *Shard) Append(ctx context.Context, req *pb.AppendRequest) (*pb.AppendRe
 		return nil, err
 	}
 	p := newPending(req)
-	if max := s.opts.MaxRequestBytes; int64(len(p.buf)) > 2*max+requestSlack {
-		return nil, api.Errorf(pb.ErrorCode_ERROR_CODE_REQUEST_TOO_LARGE, "the request takes %d bytes in the log, over twice the limit of %d: split it", len(p.buf), max)
-	}
 	results, confirmed, err := s.append(ctx, p)
 	if err != nil {
 		return nil, err
@@ -49,9 +46,6 @@ func (s *Shard) Append(ctx context.Context, req *pb.AppendRequest) (*pb.AppendRe
 	}
 	return resp, nil
 }
-
-// requestSlack is what the log's encoding may add to a small request.
-const requestSlack = 1 << 20
 
 // append drives one request to its end: admitted and decided, refused, or, with CONFIRM,
 // found among what is recorded or in flight.

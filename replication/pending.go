@@ -42,7 +42,6 @@ const (
 type outcome struct {
 	kind    outcomeKind
 	results []writeResult
-	one     [1]writeResult
 	refusal *refusal
 	// reason completes the text of notProposed and unknown.
 	reason string

@@ -35,10 +35,8 @@ type processor struct {
 	accepted []acceptedWrite
 
 	states  []writeState
-	row     history.Row
 	changes []history.Change
 	scratch []byte
-	digests digestRing
 }
 
 // work is the head of an aggregate that the step has touched.
@@ -129,7 +127,6 @@ func (p *processor) entry(index, term uint64, data []byte, wanted func(term, tic
 		p.batch.PutChanges(first, p.changes)
 		p.changes = p.changes[:0]
 	}
-	p.digests.add(index, p.applied.Digest)
 	return res, nil
 }
 

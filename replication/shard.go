@@ -41,8 +41,6 @@ type Options struct {
 	Shard  uint32
 	Logger *zap.Logger
 
-	// MaxRequestBytes is the largest request; default 4 MiB.
-	MaxRequestBytes int64
 	// MaxInFlightBytes bounds what is admitted and not decided; default 64 MiB. Above: 2012.
 	MaxInFlightBytes int64
 	// MaxOutstandingEntries is how many log entries are proposed at once; default 2.
@@ -91,7 +89,6 @@ func (o *Options) setDefaults() {
 			*p = v
 		}
 	}
-	def(&o.MaxRequestBytes, 4<<20)
 	def(&o.MaxInFlightBytes, 64<<20)
 	def(&o.HeadCacheBytes, 64<<20)
 	def(&o.MarkCacheBytes, 32<<20)

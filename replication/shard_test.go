@@ -52,7 +52,6 @@ type mod func(*pb.AppendRequest)
 func expect(v uint64) mod {
 	return func(r *pb.AppendRequest) { r.Writes[0].ExpectedVersion = proto.Uint64(v) }
 }
-func noEnforce(r *pb.AppendRequest)      { r.Writes[0].EnforceClientIdempotency = false }
 func confirmRequest(r *pb.AppendRequest) { r.OnDuplicate = pb.OnDuplicate_ON_DUPLICATE_CONFIRM }
 
 // appendOf is an enforced write of one event per sequence that may create its aggregate.
