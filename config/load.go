@@ -65,7 +65,7 @@ type Entry struct {
 func (c *Config) Entries() []Entry {
 	var entries []Entry
 	for _, s := range Settings() {
-		entries = append(entries, Entry{s.Key, s.format(c), c.source(s.Key), s.Default, s.Unit()})
+		entries = append(entries, Entry{s.Key, s.format(c), c.Source(s.Key), s.Default, s.Unit()})
 	}
 	return entries
 }
@@ -77,7 +77,8 @@ func Default() *Config {
 	return c
 }
 
-func (c *Config) source(key string) Source {
+// Source says where the value of a setting came from.
+func (c *Config) Source(key string) Source {
 	if s, ok := c.sources[key]; ok {
 		return s
 	}

@@ -42,7 +42,7 @@ func (c *Config) report(key, expected, found string) {
 	} else {
 		found = fmt.Sprintf("%q", found)
 	}
-	c.problems = append(c.problems, Problem{key, c.source(key), expected, found})
+	c.problems = append(c.problems, Problem{key, c.Source(key), expected, found})
 }
 
 // wrong says whether a problem with the value of key was found already.
@@ -69,7 +69,7 @@ func (c *Config) derive() {
 	// proportion to what is left above baseMemory. What was set stays; Validate says if it
 	// does not fit.
 	shrink := func(key string, value *int64, least int64) {
-		if c.source(key).Origin != OriginDefault {
+		if c.Source(key).Origin != OriginDefault {
 			return
 		}
 		share := *value * ((c.MemoryLimitBytes - baseMemory) / mib) / ((automaticMemoryLimit - baseMemory) / mib)
@@ -179,13 +179,13 @@ func (c *Config) Warnings() []string {
 		if !loopback(l.address) {
 			warnings = append(warnings, fmt.Sprintf(
 				"%s is %s (%s): anyone who can reach this address can read and write everything; this version has no TLS and no authentication, so keep it on 127.0.0.1 or behind a network that you trust",
-				l.key, l.address, c.source(l.key)))
+				l.key, l.address, c.Source(l.key)))
 		}
 	}
 	if unspecified(c.Advertise) {
 		warnings = append(warnings, fmt.Sprintf(
 			"advertise is %s (%s): clients on other machines cannot use it; set advertise to the address that they reach this node at",
-			c.Advertise, c.source("advertise")))
+			c.Advertise, c.Source("advertise")))
 	}
 	return warnings
 }

@@ -233,7 +233,7 @@ Sequence 7 belongs to another event (id "pay-77"). Yours was not written; send i
 		{"2002, no id of my own, one of several", nil,
 			refusal(used, func(d *pb.AppendFailure) {
 				d.Holder = holder(func(h *pb.Holder) {
-					h.EventId, h.EventCount, h.FirstClientSeq, h.LastClientSeq, h.Trimmed, h.Others = "", 3, 5, 9, true, true
+					h.EventId, h.EventCount, h.FirstClientSeq, h.LastClientSeq, h.Trimmed = "", 3, 5, 9, true
 				})
 			}), exitUsed,
 			`tidemark: 2002 ClientIdempotencyViolation: the server's text
@@ -241,8 +241,18 @@ Sequence 7 belongs to another event (id "pay-77"). Yours was not written; send i
   current version  3
   sequence sent    7
   mark             7
-  holder           version 3, position 88, sequence 7, one of 3 events with sequences 5 to 9, committed 2026-01-31T11:00:00Z, no longer readable, recorded more than once
+  holder           version 3, position 88, sequence 7, one of 3 events with sequences 5 to 9, committed 2026-01-31T11:00:00Z, no longer readable
 Sequence 7 is recorded in version 3. Without an event id of its own (--event-id) nobody can tell whether that is this event. To see what was recorded: tidemark find acme/orders/4821 billing 7
+`},
+		{"2002, recorded more than once", []string{"--event-id", "pay-77"},
+			refusal(used, func(d *pb.AppendFailure) { d.Holder = holder(func(h *pb.Holder) { h.Others = true }) }), exitUsed,
+			`tidemark: 2002 ClientIdempotencyViolation: the server's text
+  aggregate        acme/orders/4821
+  current version  3
+  sequence sent    7
+  mark             7
+  holder           ` + held + `, recorded more than once
+Sequence 7 is recorded more than once, last in version 3: unenforced writes did that, and nobody can tell whether this event is among them. To see what was recorded: tidemark find acme/orders/4821 billing 7
 `},
 		{"2002, other content", []string{"--event-id", "pay-77", "--confirm"},
 			refusal(used, func(d *pb.AppendFailure) {
@@ -426,7 +436,7 @@ func TestAnUnknownOutcomeIsNeverResent(t *testing.T) {
 			"tidemark: the connection was lost before the answer came: rpc error: code = Unavailable desc = upstream reset\n"},
 		{"a panic in the server", nil, refuse(status.Error(codes.Unknown, "boom")),
 			"tidemark: rpc error: code = Unknown desc = boom\n"},
-		{"no answer in time", []string{"--timeout", "100ms"}, &fakeStore{append: hang},
+		{"no answer in time", []string{"--timeout", "1s"}, &fakeStore{append: hang},
 			"tidemark: no answer within --timeout: rpc error: code = DeadlineExceeded desc = context deadline exceeded\n"},
 	} {
 		t.Run(c.name, func(t *testing.T) {

@@ -116,7 +116,10 @@ func appendAdvice(refusal *api.Error, req *pb.AppendRequest) string {
 		switch {
 		case holder.GetContentDiffers():
 			return fmt.Sprintf("Sequence %d was recorded with this event id and other content. Yours was not written. To see what was: %s", detail.GetAttemptedSeq(), look)
-		case holder.GetOthers() || event.GetEventId() == "":
+		case holder.GetOthers():
+			return fmt.Sprintf("Sequence %d is recorded more than once, last in version %d: unenforced writes did that, and nobody can tell whether this event is among them. To see what was recorded: %s",
+				detail.GetAttemptedSeq(), holder.GetVersion(), look)
+		case event.GetEventId() == "":
 			return fmt.Sprintf("Sequence %d is recorded in version %d. Without an event id of its own (--event-id) nobody can tell whether that is this event. To see what was recorded: %s",
 				detail.GetAttemptedSeq(), holder.GetVersion(), look)
 		case holder.GetEventId() == event.GetEventId():

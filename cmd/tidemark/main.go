@@ -20,6 +20,7 @@ func main() {
 // newCommands lists every command, in the order of the help text.
 func newCommands() []*cobra.Command {
 	return []*cobra.Command{
+		newServeCommand(),
 		newAppendCommand(),
 		newReadCommand(),
 		newAggregateCommand(),
@@ -102,6 +103,9 @@ func report(cmd *cobra.Command, err error) int {
 	failure := &exitError{code: exitFailure, err: err}
 	errors.As(err, &failure)
 	stderr := cmd.ErrOrStderr()
+	if failure.reported {
+		return failure.code
+	}
 	if outputFormat(cmd) == outputJSON {
 		writeErrorJSON(stderr, failure)
 		return failure.code

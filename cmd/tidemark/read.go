@@ -164,10 +164,18 @@ func (f *readFlags) stream(cmd *cobra.Command, req *pb.ReadRequest) error {
 		return &exitError{code: exitFailure, err: errors.New("the answer ended early: expected a last message with the aggregate's version, found none; read again")}
 	}
 	if f.client.output == outputTable {
-		fmt.Fprintf(cmd.ErrOrStderr(), "%d batches, %d events; %s is at version %d (position %d)\n",
-			printer.batches, printer.events, formatAggregate(req.GetAggregate()), end.GetCurrentVersion(), end.GetPosition())
+		fmt.Fprintf(cmd.ErrOrStderr(), "%s, %s; %s is at version %d (position %d)\n",
+			count(printer.batches, "batch", "batches"), count(printer.events, "event", "events"), formatAggregate(req.GetAggregate()), end.GetCurrentVersion(), end.GetPosition())
 	}
 	return nil
+}
+
+// count is a number with its noun.
+func count(n int, one, many string) string {
+	if n == 1 {
+		return "1 " + one
+	}
+	return fmt.Sprintf("%d %s", n, many)
 }
 
 // batchPrinter prints batches as they come.

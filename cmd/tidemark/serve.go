@@ -1,0 +1,324 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"runtime/debug"
+	"sync"
+	"syscall"
+	"time"
+
+	"github.com/spf13/cobra"
+	"go.uber.org/zap"
+
+	"github.com/tidemark-db/tidemark/config"
+	"github.com/tidemark-db/tidemark/replication"
+	"github.com/tidemark-db/tidemark/server"
+	"github.com/tidemark-db/tidemark/wal/history"
+	"github.com/tidemark-db/tidemark/wal/record"
+	"github.com/tidemark-db/tidemark/wal/tail"
+)
+
+func newServeCommand() *cobra.Command {
+	cmd := &cobra.Command{
+		Use:   "serve",
+		Short: "Run a node",
+		Long: `Run a node. It needs no configuration: data goes to ./tidemark-data, clients connect to
+127.0.0.1:7440, probes and metrics are at 127.0.0.1:7442.
+
+Every setting is a flag, an environment variable and a key of the YAML file; the flag wins
+over the environment, the environment over the file, the file over the default. "tidemark
+config print" shows the result. Unknown keys and unknown TIDEMARK_... variables are errors.
+
+SIGTERM and SIGINT stop it in order: no more calls are taken, what waits is answered,
+everything is flushed. A second signal ends it at once; nothing acknowledged is lost.
+
+It ends by itself if it can no longer promise what it acknowledges: with 70 if the disk
+fails or hangs, with 71 if stored data is damaged. It starts with 72 if another process has
+the data directory open, with 2 if the configuration is wrong, with 1 for anything else,
+such as a port that is taken.`,
+		Example: `  tidemark serve
+  tidemark serve --data-dir /var/lib/tidemark --listen 127.0.0.1:9000
+  TIDEMARK_LOG_FORMAT=json tidemark serve --config /etc/tidemark.yaml`,
+		Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			c, err := loadConfig(cmd)
+			if err != nil {
+				return err
+			}
+			log := newLogger(c, cmd.ErrOrStderr())
+			err = (&node{config: c, log: log}).run(cmd.Context())
+			return logFailure(c, log, err)
+		},
+	}
+	config.RegisterFlags(cmd.Flags())
+	return cmd
+}
+
+// logFailure makes the last words of a node that logs JSON a line of its log, so that
+// whatever collects the log gets them. A person reads them better as text.
+func logFailure(c *config.Config, log *zap.Logger, err error) error {
+	if err == nil || c.LogFormat != "json" {
+		return err
+	}
+	failure := &exitError{code: exitFailure, err: err}
+	errors.As(err, &failure)
+	log.Error("the node ended", zap.Int("exit_code", failure.code), zap.Error(failure.err), zap.String("advice", failure.advice))
+	return &exitError{code: failure.code, err: failure.err, reported: true}
+}
+
+// node is one running node.
+type node struct {
+	config *config.Config
+	log    *zap.Logger
+
+	grpc, web net.Listener
+	shard     *replication.Shard
+	server    *server.Server
+
+	// The node's own goroutines: the listeners end when the server stops, the watchers
+	// when stopWatching is called.
+	goroutines   sync.WaitGroup
+	stopWatching context.CancelFunc
+}
+
+// run runs the node until ctx is done (an orderly stop) or it must end.
+func (n *node) run(ctx context.Context) error {
+	began := time.Now()
+	c := n.config
+	debug.SetGCPercent(c.GCPercent)
+	debug.SetMemoryLimit(c.MemoryLimitBytes)
+	build := readBuildInfo()
+	n.log.Info("starting", zap.String("version", build.Version), zap.String("commit", build.Commit), zap.String("go", build.Go),
+		zap.String("node_id", c.NodeID), zap.String("data_dir", c.DataDir), zap.String("memory_limit", config.FormatSize(c.MemoryLimitBytes)))
+	for _, w := range c.Warnings() {
+		n.log.Warn(w)
+	}
+	if err := n.open(); err != nil {
+		return err
+	}
+	n.log.Info("serving", zap.Stringer("listen", n.grpc.Addr()), zap.Stringer("http_listen", n.web.Addr()), zap.String("advertise", c.Advertise))
+
+	watching, stopWatching := context.WithCancel(ctx)
+	defer stopWatching()
+	n.stopWatching = stopWatching
+	failures := make(chan error, 2)
+	n.goroutines.Go(func() { failures <- n.server.Serve(n.grpc) })
+	n.goroutines.Go(func() { failures <- n.server.ServeWeb(n.web) })
+	n.goroutines.Go(func() { n.reportReady(watching, began) })
+	stalls := make(chan error, 1)
+	if c.DiskStallTimeout > 0 {
+		w := &stallWatch{timeout: c.DiskStallTimeout, probe: diskProbe(c.DataDir), log: n.log}
+		n.goroutines.Go(func() {
+			if err := w.watch(watching); err != nil {
+				stalls <- err
+			}
+		})
+	}
+
+	select {
+	case <-ctx.Done():
+		return n.stop(context.Cause(ctx))
+	case err := <-n.shard.Fatal():
+		return n.crash(err)
+	case err := <-stalls:
+		return n.crash(err)
+	case err := <-failures:
+		n.log.Error("a listener failed", zap.Error(err))
+		return errors.Join(err, n.stop(err))
+	}
+}
+
+// open opens the ports, and then what is behind them: a port that is taken is found out
+// before the data directory is touched, and clients that come early wait in the queue.
+func (n *node) open() error {
+	c := n.config
+	var err error
+	if n.grpc, err = n.listen("listen", c.Listen); err != nil {
+		return err
+	}
+	if n.web, err = n.listen("http-listen", c.HTTPListen); err != nil {
+		return errors.Join(err, n.grpc.Close())
+	}
+	if c.Source("advertise").Origin == config.OriginDerived {
+		c.Advertise = n.grpc.Addr().String() // the port of ":0" is known now
+	}
+	if err = n.openShard(); err != nil {
+		return errors.Join(err, n.grpc.Close(), n.web.Close())
+	}
+	n.server, err = server.New(server.Options{
+		Shard: n.shard, Logger: n.log,
+		MaxRequestBytes: int(c.MaxRequestBytes), MaxCalls: c.MaxConcurrentCalls,
+		// Room for calls that are not admitted yet on top of what may be in flight.
+		MaxBytes: 2 * c.MaxInFlightBytes,
+	})
+	if err != nil {
+		return errors.Join(err, n.shard.Abandon(), n.grpc.Close(), n.web.Close())
+	}
+	return nil
+}
+
+func (n *node) listen(key, address string) (net.Listener, error) {
+	l, err := net.Listen("tcp", address)
+	if err == nil {
+		return l, nil
+	}
+	text := "%s is %s (%s): %w"
+	if errors.Is(err, syscall.EADDRINUSE) {
+		text = "%s is %s (%s): another process has that port: %w"
+	}
+	return nil, &exitError{
+		code: exitFailure, err: fmt.Errorf(text, key, address, n.config.Source(key), err),
+		advice: fmt.Sprintf("Choose another address with --%s, or port 0 for any free one.", key),
+	}
+}
+
+func (n *node) openShard() error {
+	c := n.config
+	// The shard takes 0 for its default, and a negative size for none.
+	none := func(size int64) int64 {
+		if size == 0 {
+			return -1
+		}
+		return size
+	}
+	var err error
+	n.shard, err = replication.Open(replication.Options{
+		Dir: c.DataDir, NodeID: c.NodeID, AdvertiseAddress: c.Advertise, Logger: n.log,
+		MaxInFlightBytes: c.MaxInFlightBytes,
+		HeadCacheBytes: none(c.HeadCacheBytes), MarkCacheBytes: none(c.MarkCacheBytes),
+		BlockCacheBytes: c.BlockCacheBytes, MemTableBytes: c.MemtableBytes,
+		SnapshotLogBytes: c.SnapshotLogBytes, TrailingLogBytes: c.TrailingLogBytes,
+		MinFreeDiskBytes: none(c.MinFreeDiskBytes),
+		HeartbeatTimeout: c.HeartbeatTimeout, ElectionTimeout: c.ElectionTimeout,
+	})
+	if err != nil {
+		return startError(err)
+	}
+	return nil
+}
+
+// startError gives the error of a data directory that does not open its exit code.
+func startError(err error) error {
+	failure := &exitError{code: exitFailure, err: fmt.Errorf("the node did not start: %w", err)}
+	var errno syscall.Errno
+	switch {
+	case errors.Is(err, replication.ErrInUse):
+		failure.code = exitInUse
+	case damaged(err):
+		failure.code = exitDamaged
+	case errors.As(err, &errno):
+		failure.code = exitStorage
+	}
+	return failure
+}
+
+func damaged(err error) bool {
+	return errors.Is(err, record.ErrCorrupt) || errors.Is(err, tail.ErrDamaged)
+}
+
+// reportReady logs when the node takes writes for the first time.
+func (n *node) reportReady(ctx context.Context, began time.Time) {
+	for {
+		ready, changed := n.shard.Leading()
+		if ready {
+			break
+		}
+		select {
+		case <-changed:
+		case <-ctx.Done():
+			return
+		}
+	}
+	s := n.shard.Status()
+	n.log.Info("ready", zap.Duration("after", time.Since(began).Round(time.Millisecond)), zap.String("cluster_id", s.ClusterID),
+		zap.String("timeline", s.Timeline), zap.Uint64("term", s.Term), zap.Uint64("position", s.LastPosition))
+}
+
+// stop ends the node in order, within shutdown-timeout: calls at work get most of that to
+// finish, then what still waits is answered as unknown, then the rest is cut.
+func (n *node) stop(cause error) error {
+	timeout := n.config.ShutdownTimeout
+	n.log.Info("stopping", zap.NamedError("cause", cause), zap.Duration("shutdown_timeout", timeout))
+	began := time.Now()
+	n.stopWatching()
+	done := make(chan error, 1)
+	go func() { // ends with these calls, or with the process: a hung disk may hold them
+		err := n.stopInOrder(timeout)
+		n.goroutines.Wait()
+		done <- err
+	}()
+	timer := time.NewTimer(timeout * 95 / 100)
+	defer timer.Stop()
+	select {
+	case err := <-done:
+		if err != nil {
+			return n.ended(err)
+		}
+		n.log.Info("stopped", zap.Duration("after", time.Since(began).Round(time.Millisecond)))
+		return nil
+	case <-timer.C:
+		return fmt.Errorf("the node did not stop within %v (shutdown-timeout) and is cut off; what it acknowledged is on disk, and the next start replays the log", timeout)
+	}
+}
+
+func (n *node) stopInOrder(timeout time.Duration) error {
+	within := func(percent time.Duration) (context.Context, context.CancelFunc) {
+		return context.WithTimeout(context.Background(), timeout*percent/100)
+	}
+	all, cancel := within(85)
+	defer cancel()
+	drain, cancelDrain := within(50)
+	defer cancelDrain()
+	if err := n.server.Drain(drain); err != nil {
+		n.log.Warn("calls are still at work; what waits is answered as unknown now", zap.Error(err))
+	}
+	waiting, cancelWaiting := within(70)
+	defer cancelWaiting()
+	err := n.shard.Stop(waiting)
+	if errors.Is(err, history.ErrViewsHeld) {
+		// Reads that are still being sent. Everything is flushed already; they are cut next.
+		err = nil
+	}
+	n.server.Stop(all)
+	return err
+}
+
+// crashTimeout bounds what is still tried after the storage failed.
+const crashTimeout = 2 * time.Second
+
+// crash ends the node after a failure of its storage. Calls are cut: their clients learn
+// that the outcome is unknown, which it is.
+func (n *node) crash(err error) error {
+	n.log.Error("the node must end: its storage failed", zap.Error(err))
+	n.stopWatching()
+	done := make(chan struct{})
+	go func() { // ends with these calls, or with the process: a hung disk may hold them
+		defer close(done)
+		now, cancel := context.WithCancel(context.Background())
+		cancel()
+		n.server.Stop(now)
+		_ = n.shard.Abandon() // what it can still say is about the failure that is reported
+		n.goroutines.Wait()
+	}()
+	timer := time.NewTimer(crashTimeout)
+	defer timer.Stop()
+	select {
+	case <-done:
+	case <-timer.C:
+	}
+	return n.ended(err)
+}
+
+// ended gives a failure of the storage its exit code.
+func (n *node) ended(err error) error {
+	if damaged(err) {
+		return &exitError{code: exitDamaged, err: fmt.Errorf("stored data is damaged: %w", err)}
+	}
+	return &exitError{
+		code: exitStorage, err: fmt.Errorf("the storage of %s failed: %w", n.config.DataDir, err),
+		advice: "Nothing that was acknowledged depends on the failed operation. Check the disk and the kernel's log, then start the node again; it repairs the end of its log by itself.",
+	}
+}
