@@ -54,15 +54,22 @@ func New() *Store { return &Store{aggregates: make(map[string]*aggregate)} }
 // Serve serves s until the test ends and returns a client.
 func Serve(t *testing.T, s *Store) pb.EventStoreServiceClient {
 	t.Helper()
+	return pb.NewEventStoreServiceClient(Dial(t, s))
+}
+
+// Dial serves s until the test ends and returns a connection to it.
+func Dial(t *testing.T, s *Store, opts ...grpc.DialOption) *grpc.ClientConn {
+	t.Helper()
 	listener := bufconn.Listen(1 << 20)
 	server := grpc.NewServer(grpc.MaxRecvMsgSize(64 << 20))
 	pb.RegisterEventStoreServiceServer(server, s)
 	var serving sync.WaitGroup // ends with server.Stop
 	serving.Go(func() { _ = server.Serve(listener) })
-	conn, err := grpc.NewClient("passthrough:///fake",
+	conn, err := grpc.NewClient("passthrough:///fake", append([]grpc.DialOption{
 		grpc.WithTransportCredentials(insecure.NewCredentials()), grpc.WithDisableRetry(),
-		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(64<<20)),
-		grpc.WithContextDialer(func(ctx context.Context, _ string) (net.Conn, error) { return listener.DialContext(ctx) }))
+		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(64 << 20)),
+		grpc.WithContextDialer(func(ctx context.Context, _ string) (net.Conn, error) { return listener.DialContext(ctx) }),
+	}, opts...)...)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -71,7 +78,7 @@ func Serve(t *testing.T, s *Store) pb.EventStoreServiceClient {
 		server.Stop()
 		serving.Wait()
 	})
-	return pb.NewEventStoreServiceClient(conn)
+	return conn
 }
 
 func text(k *pb.AggregateKey) string { return k.GetOrg() + "/" + k.GetType() + "/" + k.GetId() }
