@@ -310,7 +310,7 @@ func TestAChangedRowIsRefusedAndTheRestIsAlreadyThere(t *testing.T) {
 	counts, refusals := outcomeOf(t, client, strings.Replace(file, "e2,2", "e2,9", 1), opts)
 	wantCounts(t, counts, Counts{AlreadyThere: 2, Refused: 1})
 	const want = "line 3: 2002 ClientIdempotencyViolation: sequence 2 is at or below the mark 3; " +
-		"version 2 holds this sequence with other content: was the file changed since it was imported?"
+		"its content is another: was the file changed since it was imported?"
 	if len(refusals) != 1 || refusals[0] != want {
 		t.Errorf("refusals %q; want %q", refusals, want)
 	}

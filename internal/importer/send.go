@@ -95,11 +95,11 @@ func reason(err error) string {
 	if code == pb.ErrorCode_ERROR_CODE_CLIENT_SEQUENCE_GAP {
 		text += "; held back because an earlier row of the same aggregate is not in the store"
 	}
-	if f, ok := api.DetailOf[*pb.AppendFailure](err); ok {
-		if h := f.GetHolder(); h != nil && h.GetContentDiffers() {
-			text += fmt.Sprintf("; version %d holds this sequence with other content: was the file changed since it was imported?", h.GetVersion())
-		} else if h != nil && code == pb.ErrorCode_ERROR_CODE_CLIENT_IDEMPOTENCY_VIOLATION {
-			text += fmt.Sprintf("; version %d holds this sequence as event %q: was another file imported with this client id?", h.GetVersion(), clip(h.GetEventId()))
+	if f, ok := api.DetailOf[*pb.AppendFailure](err); ok && f.GetHolder() != nil {
+		if f.GetHolder().GetContentDiffers() {
+			text += "; its content is another: was the file changed since it was imported?"
+		} else if code == pb.ErrorCode_ERROR_CODE_CLIENT_IDEMPOTENCY_VIOLATION {
+			text += "; was another file imported with this client id?"
 		}
 	}
 	return text
