@@ -42,7 +42,8 @@ type exitError struct {
 	mayHaveHappened bool
 	// advice says what to do; empty = the error speaks for itself.
 	advice string
-	// reported says that it was told already (in the log), and report is to be silent.
+	// reported says that the command has told of it already (in the log, or before its last
+	// words), and report is to be silent.
 	reported bool
 }
 

@@ -27,6 +27,9 @@ func newCommands() []*cobra.Command {
 		newMarkCommand(),
 		newMarksCommand(),
 		newFindCommand(),
+		newImportCommand(),
+		newExportCommand(),
+		newBenchCommand(),
 		newConfigCommand(),
 		newVersionCommand(),
 	}
@@ -98,21 +101,25 @@ func trackStart(cmd *cobra.Command, started *bool) {
 	}
 }
 
-// report prints err on stderr, as the command's --output says, and returns its exit code.
+// report prints err, unless the command has done so, and returns its exit code.
 func report(cmd *cobra.Command, err error) int {
 	failure := &exitError{code: exitFailure, err: err}
 	errors.As(err, &failure)
-	stderr := cmd.ErrOrStderr()
-	if failure.reported {
-		return failure.code
+	if !failure.reported {
+		tell(cmd, failure)
 	}
+	return failure.code
+}
+
+// tell prints a failure on stderr, as the command's --output says.
+func tell(cmd *cobra.Command, failure *exitError) {
+	stderr := cmd.ErrOrStderr()
 	if outputFormat(cmd) == outputJSON {
 		writeErrorJSON(stderr, failure)
-		return failure.code
+		return
 	}
 	writeErrorText(stderr, failure)
 	if failure.code == exitUsage {
 		fmt.Fprintf(stderr, "See \"%s --help\".\n", cmd.CommandPath())
 	}
-	return failure.code
 }

@@ -1,0 +1,69 @@
+package main
+
+import (
+	"io"
+	"os"
+	"time"
+
+	"github.com/schollz/progressbar/v3"
+	"golang.org/x/term"
+)
+
+// progress shows how far a command is, on a terminal only. The zero value shows nothing.
+type progress struct {
+	bar *progressbar.ProgressBar
+	// said is when the text was last changed: making it for each of 50,000 rows a second
+	// would cost more than the rows.
+	said time.Time
+}
+
+// progressInterval is how often a bar is drawn.
+const progressInterval = 100 * time.Millisecond
+
+// newProgress makes a bar on w, if that is a terminal. size is in bytes; -1 = not known.
+func newProgress(w io.Writer, size int64) *progress {
+	if !isTerminal(w) {
+		return &progress{}
+	}
+	return &progress{bar: progressbar.NewOptions64(size,
+		progressbar.OptionSetWriter(w),
+		progressbar.OptionShowBytes(size > 0),
+		progressbar.OptionSetWidth(20),
+		progressbar.OptionThrottle(progressInterval),
+		progressbar.OptionSetPredictTime(size > 0),
+		progressbar.OptionClearOnFinish(),
+		progressbar.OptionUseANSICodes(true),
+	)}
+}
+
+func isTerminal(w io.Writer) bool {
+	file, ok := w.(*os.File)
+	return ok && term.IsTerminal(int(file.Fd()))
+}
+
+// reading is r, counted.
+func (p *progress) reading(r io.Reader) io.Reader {
+	if p.bar == nil {
+		return r
+	}
+	reader := progressbar.NewReader(r, p.bar)
+	return &reader
+}
+
+// say puts a text beside the bar. It is not called from two goroutines at once.
+func (p *progress) say(text func() string) {
+	if p.bar == nil {
+		return
+	}
+	if now := time.Now(); now.Sub(p.said) >= progressInterval {
+		p.said = now
+		p.bar.Describe(text())
+	}
+}
+
+// clear removes the bar, for lines that are to stay; it comes back by itself.
+func (p *progress) clear() {
+	if p.bar != nil {
+		_ = p.bar.Clear()
+	}
+}
