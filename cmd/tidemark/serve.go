@@ -188,7 +188,7 @@ func (n *node) openShard() error {
 	n.shard, err = replication.Open(replication.Options{
 		Dir: c.DataDir, NodeID: c.NodeID, AdvertiseAddress: c.Advertise, Logger: n.log,
 		MaxInFlightBytes: c.MaxInFlightBytes,
-		HeadCacheBytes: none(c.HeadCacheBytes), MarkCacheBytes: none(c.MarkCacheBytes),
+		HeadCacheBytes:   none(c.HeadCacheBytes), MarkCacheBytes: none(c.MarkCacheBytes),
 		BlockCacheBytes: c.BlockCacheBytes, MemTableBytes: c.MemtableBytes,
 		SnapshotLogBytes: c.SnapshotLogBytes, TrailingLogBytes: c.TrailingLogBytes,
 		MinFreeDiskBytes: none(c.MinFreeDiskBytes),
