@@ -366,17 +366,3 @@ func TestHelpNamesEverySetting(t *testing.T) {
 		}
 	}
 }
-
-func TestDocumentation(t *testing.T) {
-	const path = "../docs/configuration.md"
-	want := Markdown()
-	if os.Getenv("UPDATE") != "" {
-		if err := os.WriteFile(path, []byte(want), 0o644); err != nil {
-			t.Fatal(err)
-		}
-	}
-	got, err := os.ReadFile(path)
-	if err != nil || string(got) != want {
-		t.Errorf("docs/configuration.md is not what the table of settings gives (%v); write it anew: UPDATE=1 go test ./config -run TestDocumentation", err)
-	}
-}

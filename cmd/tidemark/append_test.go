@@ -372,7 +372,7 @@ Wait as long as RetryInfo says, then send the same again.
 Wait as long as RetryInfo says, then send the same again.
 `},
 		{"a server without appends", nil, status.Error(codes.Unimplemented, "unknown service"), exitFailure,
-			"tidemark: rpc error: code = Unimplemented desc = unknown service\n"},
+			"tidemark: the server does not know this call; is it an older version, or not Tidemark? unknown service\n"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			store := refuse(c.err)
@@ -399,6 +399,11 @@ func TestAppendErrorsAsJSON(t *testing.T) {
 		`"aggregate":{"org":"acme","type":"orders","id":"4821"},"expected_version":"1","current_version":"3","attempted_seq":"7","mark":"6"}]}}` + "\n"
 	if code != exitConflict || stdout != "" || stderr != want {
 		t.Errorf("exit %d, stdout %q, stderr\n%s\nwant 21, nothing,\n%s", code, stdout, stderr, want)
+	}
+
+	code, _, stderr = runCommand(t, appendArgs(refuse(status.Error(codes.Unavailable, "reset")).start(t), "--output", "json")...)
+	if want := `{"error":{"code":0,"grpc_status":"Unavailable","message":"the connection was lost before the answer came: reset","exit_code":23,"may_have_happened":true,"advice":`; code != exitUnknown || !strings.HasPrefix(stderr, want) {
+		t.Errorf("exit %d, stderr %s, want 23, %s", code, stderr, want)
 	}
 
 	code, _, stderr = runCommand(t, appendArgs("nowhere", "--output", "json")...)
@@ -433,11 +438,11 @@ func TestAnUnknownOutcomeIsNeverResent(t *testing.T) {
 		{"a code from the future", nil, refuse(api.Errorf(2999, "new")),
 			"tidemark: 2999 Code2999: new\n"},
 		{"a lost connection, as a mesh reports it", nil, refuse(status.Error(codes.Unavailable, "upstream reset")),
-			"tidemark: the connection was lost before the answer came: rpc error: code = Unavailable desc = upstream reset\n"},
+			"tidemark: the connection was lost before the answer came: upstream reset\n"},
 		{"a panic in the server", nil, refuse(status.Error(codes.Unknown, "boom")),
-			"tidemark: rpc error: code = Unknown desc = boom\n"},
+			"tidemark: the call failed with Unknown: boom\n"},
 		{"no answer in time", []string{"--timeout", "1s"}, &fakeStore{append: hang},
-			"tidemark: no answer within --timeout: rpc error: code = DeadlineExceeded desc = context deadline exceeded\n"},
+			"tidemark: no answer came within --timeout\n"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			server := c.store.start(t) + "," + spareAddress
@@ -472,7 +477,7 @@ func TestAnUnknownOutcomeIsNeverResent(t *testing.T) {
 		}}
 		var out, errs strings.Builder
 		code := run(ctx, appendArgs(store.start(t)), strings.NewReader(""), &out, &errs)
-		if want := "tidemark: interrupted while waiting for the answer: rpc error: code = Canceled desc = context canceled\n" + unknownAdvice; code != exitUnknown || errs.String() != want {
+		if want := "tidemark: interrupted before the answer came\n" + unknownAdvice; code != exitUnknown || errs.String() != want {
 			t.Errorf("exit %d, stderr\n%s\nwant 23,\n%s", code, errs.String(), want)
 		}
 	})

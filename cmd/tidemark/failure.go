@@ -84,17 +84,31 @@ func unknownOutcome(err error, req *pb.AppendRequest) error {
 	return &exitError{code: exitUnknown, err: err, mayHaveHappened: true, advice: advice}
 }
 
-// plainError gives gRPC's own failures (no code of ours) a text for people.
+// transportError is a failure of a call that carries no code of ours, in plain words.
+type transportError struct {
+	text  string
+	cause error // the gRPC status
+}
+
+func (e *transportError) Error() string { return e.text }
+func (e *transportError) Unwrap() error { return e.cause }
+
+// plainError gives gRPC's own failures a text for people.
 func plainError(err error) error {
-	switch {
-	case errors.Is(err, context.DeadlineExceeded) || status.Code(err) == codes.DeadlineExceeded:
-		return fmt.Errorf("no answer within --timeout: %w", err)
-	case errors.Is(err, context.Canceled) || status.Code(err) == codes.Canceled:
-		return fmt.Errorf("interrupted while waiting for the answer: %w", err)
-	case status.Code(err) == codes.Unavailable:
-		return fmt.Errorf("the connection was lost before the answer came: %w", err)
+	text := ""
+	switch s := status.Convert(err); {
+	case s.Code() == codes.DeadlineExceeded || errors.Is(err, context.DeadlineExceeded):
+		text = "no answer came within --timeout"
+	case s.Code() == codes.Canceled || errors.Is(err, context.Canceled):
+		text = "interrupted before the answer came"
+	case s.Code() == codes.Unavailable:
+		text = "the connection was lost before the answer came: " + s.Message()
+	case s.Code() == codes.Unimplemented:
+		text = "the server does not know this call; is it an older version, or not Tidemark? " + s.Message()
+	default:
+		text = fmt.Sprintf("the call failed with %s: %s", s.Code(), s.Message())
 	}
-	return err
+	return &transportError{text, err}
 }
 
 // tableAdvice is what the code table says to do, as plain text.
@@ -245,6 +259,8 @@ func writeErrorJSON(w io.Writer, failure *exitError) {
 				body.Details = append(body.Details, raw)
 			}
 		}
+	} else if errors.As(failure.err, new(*transportError)) {
+		body.GRPCStatus = status.Code(failure.err).String()
 	}
 	line, err := json.Marshal(struct {
 		Error errorJSON `json:"error"`

@@ -130,7 +130,7 @@ func TestReadErrors(t *testing.T) {
 		{"11001 is no unknown outcome, for nothing was to be written", refuse(api.Corruptf("block 7 of 000012.sst")), exitFailure,
 			"tidemark: 11001 Internal: block 7 of 000012.sst\nReport it with the server's log. A write's outcome is unknown: keep the client_seq.\n"},
 		{"a lost connection", refuse(status.Error(codes.Unavailable, "reset")), exitFailure,
-			"tidemark: the connection was lost before the answer came: rpc error: code = Unavailable desc = reset\n"},
+			"tidemark: the connection was lost before the answer came: reset\n"},
 		{"an answer that ends early", answerRead(nil, []*pb.Batch{batch(1, event(1, "A", "x"))}), exitFailure,
 			"tidemark: the answer ended early: expected a last message with the aggregate's version, found none; read again\n"},
 	} {
