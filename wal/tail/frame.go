@@ -144,6 +144,9 @@ func checkPayload(p []byte) (problem string) {
 	if len(p) < minPayload || p[len(p)-1] != endMark {
 		return "expected a payload that ends with its end mark, found none"
 	}
+	if n := binary.BigEndian.Uint32(p[9:]); n >= 1e9 {
+		return fmt.Sprintf("expected less than 1000000000 nanoseconds, found %d", n)
+	}
 	if n := binary.BigEndian.Uint32(p[13:]); uint64(n) > uint64(len(p)-minPayload) {
 		return fmt.Sprintf("expected at most %d bytes of extensions, found a length of %d", len(p)-minPayload, n)
 	}

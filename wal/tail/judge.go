@@ -1,6 +1,7 @@
 package tail
 
 import (
+	"bytes"
 	"encoding/binary"
 	"fmt"
 )
@@ -21,7 +22,8 @@ const sector = 512
 // A hole that a failing disk made in an acknowledged record, and a record acknowledged after
 // a state that a power loss brought back, look the same. wal/DESIGN.md says what remains.
 func judge(b []byte, off int, index, synced uint64, exact bool) (torn bool, why string) {
-	rest := b[off:]
+	// A record does not end with a zero, so zeros at the very end are none of its bytes.
+	rest := bytes.TrimRight(b[off:], "\x00")
 	if index <= synced {
 		return false, fmt.Sprintf("entries up to index %d had been flushed", synced)
 	}
@@ -36,12 +38,12 @@ func judge(b []byte, off int, index, synced uint64, exact bool) (torn bool, why 
 	switch {
 	case exact:
 		return true, fmt.Sprintf("nothing after index %d was acknowledged", synced)
-	case allZero(rest):
+	case len(rest) == 0:
 		return true, "the rest of the file is zero"
 	case len(rest) < minRecordSize:
-		return true, "the file ends before any record could"
+		return true, "what is there ends before any record could"
 	case found && len(rest) < after:
-		return true, "the file ends before the record does"
+		return true, "what is there ends before the record does"
 	case hasHole(b, off, off+after, prefix, found):
 		return true, "part of the record was never written"
 	}

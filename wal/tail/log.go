@@ -44,7 +44,7 @@ type Log struct {
 
 	// bad is the first fatal error; set once, never cleared.
 	bad      atomic.Pointer[error]
-	reported sync.Once
+	reported atomic.Bool
 
 	// wmu serialises everything that changes files: StoreLogs, DeleteRange, Close. A batch
 	// is flushed before the next is written; the repair at Open relies on that.
@@ -294,13 +294,12 @@ func (l *Log) fail(err error) error {
 // so that it runs when all are released.
 func (l *Log) report() {
 	err := l.failed()
-	if err == nil {
+	// Not a sync.Once: OnFatal may close the log.
+	if err == nil || l.reported.Swap(true) {
 		return
 	}
-	l.reported.Do(func() {
-		l.o.Logger.Error("the log failed", zap.String("dir", l.o.Dir), zap.Error(err))
-		if l.o.OnFatal != nil {
-			l.o.OnFatal(err)
-		}
-	})
+	l.o.Logger.Error("the log failed", zap.String("dir", l.o.Dir), zap.Error(err))
+	if l.o.OnFatal != nil {
+		l.o.OnFatal(err)
+	}
 }

@@ -195,7 +195,7 @@ func (s *segment) scan(b []byte) (problem string) {
 
 // brokenChain describes two neighbouring segments whose indexes do not join.
 func brokenChain(s, next *segment) error {
-	if len(s.offsets) > 0 && s.next() < next.base {
+	if s.next() < next.base {
 		return &DamageError{File: s.path, Offset: s.size, Index: s.next(), Advice: adviceRestore,
 			Reason: fmt.Sprintf("expected the records up to index %d, where %s begins, found the file's end: the end of this file or a whole segment file is missing", next.base-1, filepath.Base(next.path))}
 	}
