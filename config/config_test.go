@@ -314,10 +314,10 @@ func TestMemoryLimit(t *testing.T) {
 }
 
 func TestListeningToOthersIsWarnedAbout(t *testing.T) {
-	const danger = ": anyone who can reach this address can read and write everything; this version has no TLS and no authentication, so keep it on 127.0.0.1 or behind a network that you trust"
+	const reach, danger = ": anyone who can reach this address can ", "; this version has no TLS and no authentication, so keep it on 127.0.0.1 or inside a network that you trust"
 	c, problems := load(t, []string{"--listen=0.0.0.0:7440", "--http-listen=[::1]:7442", "--raft-listen=localhost:7441"}, nil, "")
 	want := []string{
-		"listen is 0.0.0.0:7440 (--listen)" + danger,
+		"listen is 0.0.0.0:7440 (--listen)" + reach + "read and write everything" + danger,
 		"advertise is 0.0.0.0:7440 (from listen): clients on other machines cannot use it; set advertise to the address that they reach this node at",
 	}
 	if got := c.Warnings(); problems != "" || !reflect.DeepEqual(got, want) {
@@ -325,8 +325,8 @@ func TestListeningToOthersIsWarnedAbout(t *testing.T) {
 	}
 	c, problems = load(t, []string{"--raft-listen=db.example:7441", "--http-listen=10.0.0.1:0"}, nil, "")
 	want = []string{
-		"raft-listen is db.example:7441 (--raft-listen)" + danger,
-		"http-listen is 10.0.0.1:0 (--http-listen)" + danger,
+		"raft-listen is db.example:7441 (--raft-listen)" + reach + "speak as a node of the cluster" + danger,
+		"http-listen is 10.0.0.1:0 (--http-listen)" + reach + "see the node's metrics" + danger,
 	}
 	if got := c.Warnings(); problems != "" || !reflect.DeepEqual(got, want) {
 		t.Errorf("problems %q, warnings %q, want %q", problems, got, want)

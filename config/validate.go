@@ -137,10 +137,17 @@ func (c *Config) Validate() error {
 	return Problems(slices.Clone(c.problems))
 }
 
-// listeners are the settings that open a port.
-func (c *Config) listeners() []struct{ key, address string } {
-	return []struct{ key, address string }{
-		{"listen", c.Listen}, {"raft-listen", c.RaftListen}, {"http-listen", c.HTTPListen},
+// listener is a setting that opens a port.
+type listener struct {
+	key, address string
+	exposes      string // what whoever reaches it can do
+}
+
+func (c *Config) listeners() []listener {
+	return []listener{
+		{"listen", c.Listen, "read and write everything"},
+		{"raft-listen", c.RaftListen, "speak as a node of the cluster"},
+		{"http-listen", c.HTTPListen, "see the node's metrics"},
 	}
 }
 
@@ -178,8 +185,8 @@ func (c *Config) Warnings() []string {
 	for _, l := range c.listeners() {
 		if !loopback(l.address) {
 			warnings = append(warnings, fmt.Sprintf(
-				"%s is %s (%s): anyone who can reach this address can read and write everything; this version has no TLS and no authentication, so keep it on 127.0.0.1 or behind a network that you trust",
-				l.key, l.address, c.Source(l.key)))
+				"%s is %s (%s): anyone who can reach this address can %s; this version has no TLS and no authentication, so keep it on 127.0.0.1 or inside a network that you trust",
+				l.key, l.address, c.Source(l.key), l.exposes))
 		}
 	}
 	if unspecified(c.Advertise) {
