@@ -14,6 +14,11 @@
 //   - What came over the wire is never printed to a terminal raw: control characters are
 //     escaped (output.go).
 //
+//   - serve opens its ports before the data directory, stops in order within
+//     shutdown-timeout, and ends by itself, with an exit code of its own, when its storage
+//     fails or hangs.
+//
 // Dependencies: cobra is the command tree; protojson gives --output json the names of
-// the proto files, so that a reader of api/ knows the output.
+// the proto files, so that a reader of api/ knows the output; zap writes the node's log;
+// x/term asks the terminal for its width.
 package main
