@@ -108,3 +108,23 @@ func TestIdleWorkersAreWokenForEveryReadyUnit(t *testing.T) {
 		}
 	})
 }
+
+func TestAnIdleWorkerIsWokenForTheNextUnitOfAnAggregate(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		l := newLanes()
+		l.add(&unit{line: 1, aggregate: "a"})
+		l.add(&unit{line: 2, aggregate: "a"})
+		first, _ := l.take()
+		var second *unit
+		go func() { second, _ = l.take() }() // ends with the unit that done makes ready
+		synctest.Wait()
+		if second != nil {
+			t.Fatalf("took line %d while line 1 is being worked on", second.line)
+		}
+		l.done(first)
+		synctest.Wait()
+		if second == nil || second.line != 2 {
+			t.Errorf("took %v; want line 2", second)
+		}
+	})
+}
