@@ -178,6 +178,27 @@ func TestAServerThatIsGoneIsNotHammered(t *testing.T) {
 	}
 }
 
+// instantConn answers at once.
+type instantConn struct{ closedConn }
+
+func (*instantConn) Invoke(_ context.Context, _ string, _, reply any, _ ...grpc.CallOption) error {
+	reply.(*answer).version++
+	return nil
+}
+
+func TestTheGeneratorAddsNoGarbageToWhatACallMakes(t *testing.T) {
+	g := &generator{opts: &AppendOptions{Guard: true, Enforce: true}, stop: t.Context().Done()}
+	w := newWriter(g, 0, &instantConn{}, nil)
+	allocs := testing.AllocsPerRun(1000, func() {
+		if err := w.call(t.Context(), time.Now()); err != nil {
+			t.Error(err)
+		}
+	})
+	if allocs != 0 || g.latency.count.Load() != 1001 || w.version != 1001 || w.write.GetExpectedVersion() != 1001 || w.event.GetClientSeq() != 1002 {
+		t.Errorf("%g allocations a call, %d recorded, the writer is at version %d; want none and 1001", allocs, g.latency.count.Load(), w.version)
+	}
+}
+
 func TestResultsAreTheJSONThatWasAgreedOn(t *testing.T) {
 	out, err := json.Marshal(Result{Rate: 1.5, P50MS: 2, P99MS: 3, P999MS: 4, Errors: map[string]uint64{"2014": 5}, Count: 6, Seconds: 7})
 	const want = `{"rate":1.5,"p50_ms":2,"p99_ms":3,"p999_ms":4,"errors":{"2014":5},"count":6,"seconds":7}`
