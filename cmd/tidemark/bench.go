@@ -135,36 +135,41 @@ a new aggregate.`,
 
 func newBenchEchoCommand() *cobra.Command {
 	var f benchFlags
-	var output string
+	var client clientFlags
 	cmd := &cobra.Command{
 		Use:   "echo",
 		Short: "Drive the same calls against a gRPC server that does nothing",
 		Long: `Start a gRPC server that does nothing but answer, in a process of its own, with the
 transport options of a node, and drive it like "bench append" does: the same requests, and
-answers of the same size. A node cannot be faster than this on the same machine.`,
+answers of the same size. A node cannot be faster than this on the same machine.
+
+It takes the flags of "bench append", so that one command line does for both; --server has
+no effect.`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if err := f.validate(cmd); err != nil {
 				return err
 			}
+			ctx, cancel := client.context(cmd.Context())
+			defer cancel()
 			self, err := os.Executable()
 			if err != nil {
 				return fmt.Errorf("find this program, to start the echo server: %w", err)
 			}
 			command := exec.Command(self, "bench", "echo-server")
 			command.Stderr = cmd.ErrOrStderr()
-			echo, err := bench.StartEcho(cmd.Context(), command)
+			echo, err := bench.StartEcho(ctx, command)
 			if err != nil {
 				return err
 			}
-			err = f.run(cmd.Context(), cmd, output, func(opts ...grpc.DialOption) (*grpc.ClientConn, error) {
-				return dialAddress(cmd.Context(), echo.Address, opts...)
+			err = f.run(ctx, cmd, client.output, func(opts ...grpc.DialOption) (*grpc.ClientConn, error) {
+				return dialAddress(ctx, echo.Address, opts...)
 			})
 			return errors.Join(err, echo.Stop())
 		},
 	}
 	f.register(cmd)
-	registerOutput(cmd, &output)
+	client.register(cmd, 0)
 	return cmd
 }
 

@@ -57,7 +57,7 @@ func TestMain(m *testing.M) {
 
 func TestBenchEchoStartsAndEndsItsServer(t *testing.T) {
 	code, stdout, stderr := runCommand(t, "bench", "echo", "--connections", "2", "--outstanding", "16", "--count", "300",
-		"--size", "200", "--guard", "--enforce", "--output", "json")
+		"--size", "200", "--guard", "--enforce", "--server", "nowhere:1", "--output", "json")
 	var r bench.Result
 	if err := json.Unmarshal([]byte(stdout), &r); err != nil || code != exitOK || stderr != "" || r.Count != 300 || len(r.Errors) != 0 {
 		t.Errorf("exit %d, %q, %q, %v; want 300 calls without errors", code, stdout, stderr, err)
