@@ -13,7 +13,6 @@
 //     resends by itself after an outcome that leaves open whether the write landed.
 //   - What came over the wire is never printed to a terminal raw: control characters are
 //     escaped (output.go).
-//
 //   - serve opens its ports before the data directory, stops in order within
 //     shutdown-timeout, and ends by itself, with an exit code of its own, when its storage
 //     fails or hangs.
