@@ -47,7 +47,17 @@ func (l *raftLogger) Log(level hclog.Level, msg string, args ...any) {
 func (l *raftLogger) Trace(string, ...any)          {}
 func (l *raftLogger) Debug(msg string, args ...any) { l.write(zapcore.DebugLevel, msg, args) }
 func (l *raftLogger) Info(msg string, args ...any)  { l.write(zapcore.DebugLevel, msg, args) }
-func (l *raftLogger) Warn(msg string, args ...any)  { l.write(zapcore.WarnLevel, msg, args) }
+
+// Warn passes raft's warnings on, but for the one that every start of a node gives: that no
+// leader was heard of, so it stands for election.
+func (l *raftLogger) Warn(msg string, args ...any) {
+	level := zapcore.WarnLevel
+	if msg == "heartbeat timeout reached, starting election" {
+		level = zapcore.DebugLevel
+	}
+	l.write(level, msg, args)
+}
+
 func (l *raftLogger) Error(msg string, args ...any) { l.write(zapcore.ErrorLevel, msg, args) }
 func (l *raftLogger) IsTrace() bool                 { return false }
 func (l *raftLogger) IsDebug() bool                 { return l.z.Core().Enabled(zapcore.DebugLevel) }
