@@ -177,11 +177,16 @@ func TestRefusesDirectoriesThatLackFiles(t *testing.T) {
 		{"snapshot lost after truncation", true, remove("snapshots"), "", "entries between them are missing"},
 		{"snapshot and history lost", true, remove("snapshots", "history"), "", "entries between them are missing"},
 		{"identity lost", false, remove("identity.json"), "", "identity.json is missing"},
+		{"identity cut short", false, func(t *testing.T, dir string) {
+			if err := os.WriteFile(filepath.Join(dir, "identity.json"), []byte(`{"format":1`), 0o644); err != nil {
+				t.Fatal(err)
+			}
+		}, "", "identity.json"},
 		{"identity damaged", false, func(t *testing.T, dir string) {
 			if err := os.WriteFile(filepath.Join(dir, "identity.json"), []byte(`{"format":1,"cluster_id":"x"}`), 0o644); err != nil {
 				t.Fatal(err)
 			}
-		}, "", "is damaged"},
+		}, "", "expected a cluster id"},
 		{"another node's", false, func(*testing.T, string) {}, "n2", `belongs to node "n1"`},
 	} {
 		t.Run(c.name, func(t *testing.T) {
@@ -196,6 +201,9 @@ func TestRefusesDirectoriesThatLackFiles(t *testing.T) {
 			}
 			if !strings.Contains(err.Error(), c.want) {
 				t.Fatalf("error %q, want one with %q", err, c.want)
+			}
+			if errors.Is(err, ErrDamaged) != (c.node == "") {
+				t.Fatalf("error %q: ErrDamaged is %v", err, errors.Is(err, ErrDamaged))
 			}
 		})
 	}

@@ -37,13 +37,13 @@ func loadIdentity(dir, nodeID string) (identity, error) {
 	}
 	var id identity
 	if err := json.Unmarshal(b, &id); err != nil {
-		return id, fmt.Errorf("%s is damaged (%w): it is written once when a cluster is created; put back a copy", path, err)
+		return id, fmt.Errorf("%w: %s (%w): it is written once when a cluster is created; put back a copy", ErrDamaged, path, err)
 	}
 	switch {
 	case id.Format != identityFormat:
 		return id, fmt.Errorf("%s has format %d, this version reads %d: start the version that wrote it", path, id.Format, identityFormat)
 	case !isHexID(id.ClusterID) || !isHexID(id.Timeline) || id.NodeID == "":
-		return id, fmt.Errorf("%s is damaged: expected a cluster id and a timeline of 32 hex digits and a node id, found %q, %q and %q; put back a copy", path, id.ClusterID, id.Timeline, id.NodeID)
+		return id, fmt.Errorf("%w: %s: expected a cluster id and a timeline of 32 hex digits and a node id, found %q, %q and %q; put back a copy", ErrDamaged, path, id.ClusterID, id.Timeline, id.NodeID)
 	case id.NodeID != nodeID:
 		return id, fmt.Errorf("%s belongs to node %q, this node is %q (--node-id): start it with --node-id %s, or give this node a directory of its own", dir, id.NodeID, nodeID, id.NodeID)
 	}
@@ -54,7 +54,7 @@ func loadIdentity(dir, nodeID string) (identity, error) {
 func found(dir, path, nodeID string) (identity, error) {
 	for _, name := range []string{"tail", "raft.db", "history", "snapshots"} {
 		if _, err := os.Stat(filepath.Join(dir, name)); err == nil {
-			return identity{}, fmt.Errorf("%s is missing but %s is there: this is the directory of a cluster that cannot be named; put the file back", path, filepath.Join(dir, name))
+			return identity{}, fmt.Errorf("%w: %s is missing but %s is there: this is the directory of a cluster that cannot be named; put the file back", ErrDamaged, path, filepath.Join(dir, name))
 		}
 	}
 	id := identity{Format: identityFormat, ClusterID: newHexID(), Timeline: newHexID(), NodeID: nodeID}
@@ -101,6 +101,10 @@ func syncDir(dir string) error {
 	}
 	return errors.Join(d.Sync(), d.Close())
 }
+
+// ErrDamaged is returned when the data directory lacks files or holds some that do not
+// belong together. The text says which, and what to do; nothing was changed.
+var ErrDamaged = errors.New("the data directory is damaged")
 
 // ErrInUse is returned when another process has the data directory open.
 var ErrInUse = errors.New("data directory is in use")

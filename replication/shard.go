@@ -259,7 +259,7 @@ func (s *Shard) openHistory() error {
 	}
 	applied := s.store.Applied()
 	if t := applied.Timeline; t != "" && t != s.id.Timeline {
-		return fmt.Errorf("%s holds timeline %s, %s says %s: the files are of different clusters; put back the ones that belong together", s.path("history"), t, s.path(identityFile), s.id.Timeline)
+		return fmt.Errorf("%w: %s holds timeline %s, %s says %s: the files are of different clusters; put back the ones that belong together", ErrDamaged, s.path("history"), t, s.path(identityFile), s.id.Timeline)
 	}
 	first, err := s.tail.FirstIndex()
 	if err != nil {
@@ -275,9 +275,9 @@ func (s *Shard) openHistory() error {
 	}
 	switch {
 	case first > max(applied.Index, snapshot)+1 || (first > 1 && snapshot+1 < first):
-		return fmt.Errorf("%s begins at entry %d, but the history ends at entry %d and the newest snapshot at %d: entries between them are missing; put the missing files back or restore from a backup", s.path("tail"), first, applied.Index, snapshot)
+		return fmt.Errorf("%w: %s begins at entry %d, but the history ends at entry %d and the newest snapshot at %d: entries between them are missing; put the missing files back or restore from a backup", ErrDamaged, s.path("tail"), first, applied.Index, snapshot)
 	case last < applied.Index, last == 0 && snapshot > 0:
-		return fmt.Errorf("%s ends at entry %d, but %s has applied entry %d: acknowledged entries are missing from the tail; put its files back or restore from a backup", s.path("tail"), last, s.path("history"), applied.Index)
+		return fmt.Errorf("%w: %s ends at entry %d, but %s has applied entry %d: acknowledged entries are missing from the tail; put its files back or restore from a backup", ErrDamaged, s.path("tail"), last, s.path("history"), applied.Index)
 	}
 	return nil
 }
@@ -298,7 +298,7 @@ func (s *Shard) checkTerm() error {
 		return err
 	}
 	if term < l.Term {
-		return fmt.Errorf("%s says that the current term is %d, but %s holds an entry of term %d: the term and vote were lost; put the file back, or restore from a backup", s.path("raft.db"), term, s.path("tail"), l.Term)
+		return fmt.Errorf("%w: %s says that the current term is %d, but %s holds an entry of term %d: the term and vote were lost; put the file back, or restore from a backup", ErrDamaged, s.path("raft.db"), term, s.path("tail"), l.Term)
 	}
 	return nil
 }

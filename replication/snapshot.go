@@ -86,11 +86,11 @@ func (s *snapshotStore) List() ([]*raft.SnapshotMeta, error) {
 		path := filepath.Join(s.dir, e.Name(), snapshotMetaFile)
 		b, err := os.ReadFile(path)
 		if err != nil {
-			return nil, fmt.Errorf("snapshot %s: %w", e.Name(), err)
+			return nil, fmt.Errorf("%w: snapshot %s: %w", ErrDamaged, e.Name(), err)
 		}
 		var m raft.SnapshotMeta
 		if err := json.Unmarshal(b, &m); err != nil || m.ID != e.Name() {
-			return nil, fmt.Errorf("%s is damaged (names snapshot %q, error %v): move the directory away if the log still reaches back to the snapshot before it, else restore from a backup", path, m.ID, err)
+			return nil, fmt.Errorf("%w: %s (names snapshot %q, error %v): move the directory away if the log still reaches back to the snapshot before it, else restore from a backup", ErrDamaged, path, m.ID, err)
 		}
 		out = append(out, &m)
 	}

@@ -216,7 +216,7 @@ func startError(err error) error {
 }
 
 func damaged(err error) bool {
-	return errors.Is(err, record.ErrCorrupt) || errors.Is(err, tail.ErrDamaged)
+	return errors.Is(err, record.ErrCorrupt) || errors.Is(err, tail.ErrDamaged) || errors.Is(err, replication.ErrDamaged)
 }
 
 // reportReady logs when the node takes writes for the first time.

@@ -303,6 +303,7 @@ func TestFailuresHaveTheirExitCodes(t *testing.T) {
 		code int
 	}{
 		{"start, in use", startError(wrap(replication.ErrInUse)), exitInUse},
+		{"start, files missing", startError(wrap(replication.ErrDamaged)), exitDamaged},
 		{"start, history damaged", startError(wrap(record.ErrCorrupt)), exitDamaged},
 		{"start, log damaged", startError(wrap(&tail.DamageError{File: "x"})), exitDamaged},
 		{"start, disk error", startError(wrap(&os.PathError{Op: "open", Path: "x", Err: syscall.EROFS})), exitStorage},
