@@ -8,37 +8,45 @@ import (
 
 // recorded looks for the very same request among what is committed (contract 2.5): for
 // every write one whole batch with the same sequences, event ids and content, all of one
-// commit that holds exactly these batches. It returns where they landed, or nil.
+// commit that holds exactly these batches. It returns where they landed, or nil. If
+// unenforced writes recorded the same again, the first of them is the original: what a
+// request is told once, it is told for ever.
 func recorded(v *history.View, p *pending) ([]writeResult, error) {
 	first := &p.writes[0]
-	for row, err := range v.Rows(first.Key, p.client, first.Lowest) {
+	var original []history.Row
+	for row, err := range v.Rows(first.Key, p.client, first.Lowest) { // the newest first
 		if err != nil {
 			return nil, err
 		}
 		if row.CommitCount != uint32(len(p.writes)) {
 			continue
 		}
-		out := make([]writeResult, 0, len(p.writes))
+		same := make([]history.Row, 0, len(p.writes))
 		for i := range p.writes {
-			w := &p.writes[i]
-			same, err := batchOf(v, p.client, w, row.CommitFirst)
+			b, err := batchOf(v, p.client, &p.writes[i], row.CommitFirst)
 			if err != nil {
 				return nil, err
 			}
-			if same == nil {
+			if b == nil {
 				break
 			}
-			r, err := originalResult(v, w.Key, same)
-			if err != nil {
-				return nil, err
-			}
-			out = append(out, r)
+			same = append(same, *b)
 		}
-		if len(out) == len(p.writes) {
-			return out, nil
+		if len(same) == len(p.writes) {
+			original = same
 		}
 	}
-	return nil, nil
+	if original == nil {
+		return nil, nil
+	}
+	out := make([]writeResult, len(original))
+	for i := range original {
+		var err error
+		if out[i], err = originalResult(v, p.writes[i].Key, &original[i]); err != nil {
+			return nil, err
+		}
+	}
+	return out, nil
 }
 
 // batchOf returns the row of w's lowest sequence in the commit that starts at commitFirst,

@@ -97,15 +97,15 @@ func (o *overlay) remove(p *pending) {
 }
 
 // same returns the request in flight that CONFIRM may attach to: the same writer's, with
-// the same batches on the same aggregates. The newest wins.
+// the same batches on the same aggregates. The oldest of several is the original.
 func (o *overlay) same(p *pending) *pending {
 	f := o.writer(p.writes[0].Key, p.client)
 	if f == nil {
 		return nil
 	}
-	for i := len(f.items) - 1; i >= 0; i-- {
-		if q := f.items[i].p; q.sameContent(p) {
-			return q
+	for _, it := range f.items { // in the order of admission
+		if it.p.sameContent(p) {
+			return it.p
 		}
 	}
 	return nil
