@@ -30,11 +30,11 @@ type aggregate struct {
 // InFlight is a request that was admitted and is not decided.
 type InFlight struct{ req *pb.AppendRequest }
 
-// Answer is what an append is told; exactly one field is set. Code stands alone for refusals
-// that have no AppendFailure. Wait is CONFIRM attached to the same write in flight: its
+// Answer is what an append is told; exactly one field is set. Codes is for refusals that
+// have no AppendFailure, and lists the ones that would do. Wait is CONFIRM attached to the same write in flight: its
 // answer is what that request's will be.
 type Answer struct {
-	Code     pb.ErrorCode
+	Codes    []pb.ErrorCode
 	Failure  *pb.AppendFailure
 	Original []*pb.WriteResult
 	Wait     *InFlight
@@ -47,11 +47,11 @@ func New() *Model { return &Model{aggregates: map[string]*aggregate{}} }
 // Append judges a request as of now (2.1): shape, timeline, then existence for all writes,
 // the guard for all, idempotency for all.
 func (m *Model) Append(req *pb.AppendRequest) Answer {
-	if code := shape(req); code != 0 {
-		return Answer{Code: code}
+	if faults := shape(req); len(faults) > 0 {
+		return Answer{Codes: faults}
 	}
 	if req.GetTimeline() != "" && req.GetTimeline() != m.Timeline {
-		return Answer{Code: pb.ErrorCode_ERROR_CODE_TIMELINE_MISMATCH}
+		return Answer{Codes: []pb.ErrorCode{pb.ErrorCode_ERROR_CODE_TIMELINE_MISMATCH}}
 	}
 	var failure *pb.AppendFailure
 	for _, check := range []func(*standing) pb.ErrorCode{existence, guard, idempotency} {
@@ -306,15 +306,15 @@ func sameRequest(req, other *pb.AppendRequest) bool {
 	return true
 }
 
-// contentDiffers: the holder's batch has an event with the sequence and id of one of w's,
-// and other content.
+// contentDiffers: the holder's batch recorded one of w's events under the same sequence and
+// id with other content. Of several events with one sequence it is about the first, as all
+// of holder is.
 func (m *Model) contentDiffers(w *pb.Write, position uint64) bool {
 	b := m.at(name(w.GetAggregate()), position)
 	for _, e := range w.GetEvents() {
-		for _, r := range b.GetEvents() {
-			if e.GetClientSeq() == r.GetClientSeq() && e.GetEventId() == r.GetEventId() && !sameEvent(e, r) {
-				return true
-			}
+		i := slices.IndexFunc(b.GetEvents(), func(r *pb.Event) bool { return r.GetClientSeq() == e.GetClientSeq() })
+		if i >= 0 && b.GetEvents()[i].GetEventId() == e.GetEventId() && !sameEvent(e, b.GetEvents()[i]) {
+			return true
 		}
 	}
 	return false

@@ -110,10 +110,10 @@ func list(words []string, name string) []string {
 	return strings.Split(v, ",")
 }
 
-func key(id string) *pb.AggregateKey { return &pb.AggregateKey{Org: "acme", Type: "orders", Id: id} }
+func key(org, id string) *pb.AggregateKey { return &pb.AggregateKey{Org: org, Type: "orders", Id: id} }
 
-// request builds the message of an append.
-func (o op) request() *pb.AppendRequest {
+// request builds the message of an append to aggregates of org.
+func (o op) request(org string) *pb.AppendRequest {
 	req := &pb.AppendRequest{RequestId: "request of " + o.args[0], ClientId: o.args[0]}
 	if flag(o.args, "confirm") {
 		req.OnDuplicate = pb.OnDuplicate_ON_DUPLICATE_CONFIRM
@@ -121,7 +121,7 @@ func (o op) request() *pb.AppendRequest {
 	req.Timeline, _ = value(o.args, "timeline")
 	for _, words := range o.writes {
 		w := &pb.Write{
-			Aggregate: key(words[0]), AllowCreate: flag(words, "create"), ExpectedVersion: optional(words, "expect"),
+			Aggregate: key(org, words[0]), AllowCreate: flag(words, "create"), ExpectedVersion: optional(words, "expect"),
 			EnforceClientIdempotency: !flag(words, "loose"), PreviousClientSeq: optional(words, "prev"),
 		}
 		if len(words) > 1 && words[1] != "none" {
@@ -168,10 +168,10 @@ func newEvent(text string) *pb.NewEvent {
 
 // read builds the message of a read. committed=LO..HI names the versions whose times bound
 // the read, occurred=LO..HI gives seconds; either end may be empty.
-func (o op) read(m *Model) *pb.ReadRequest {
+func (o op) read(org string, m *Model) *pb.ReadRequest {
 	words := o.args
 	req := &pb.ReadRequest{
-		Aggregate: key(words[0]), FromVersion: number(words, "from"), ToVersion: number(words, "to"), Limit: uint32(number(words, "limit")),
+		Aggregate: key(org, words[0]), FromVersion: number(words, "from"), ToVersion: number(words, "to"), Limit: uint32(number(words, "limit")),
 		Consistency: consistency(words),
 	}
 	if flag(words, "backward") {
@@ -180,7 +180,7 @@ func (o op) read(m *Model) *pb.ReadRequest {
 	f := &pb.Filter{
 		EventTypes: list(words, "types"), ClientIds: list(words, "clients"), ExcludeClientIds: list(words, "exclude"),
 		EventIds: list(words, "ids"), ClientSeqFrom: number(words, "seq-from"), ClientSeqTo: number(words, "seq-to"),
-		CommittedFrom: m.committedAt(words[0], number(words, "committed-from")), CommittedTo: m.committedAt(words[0], number(words, "committed-to")),
+		CommittedFrom: m.committedAt(key(org, words[0]), number(words, "committed-from")), CommittedTo: m.committedAt(key(org, words[0]), number(words, "committed-to")),
 	}
 	if _, ok := value(words, "occurred-from"); ok {
 		f.OccurredFrom = &timestamppb.Timestamp{Seconds: int64(number(words, "occurred-from"))}
@@ -210,8 +210,8 @@ func consistency(words []string) pb.Consistency {
 }
 
 // committedAt is the time of a version, nil if there is none.
-func (m *Model) committedAt(id string, version uint64) *timestamppb.Timestamp {
-	a := m.aggregates[name(key(id))]
+func (m *Model) committedAt(k *pb.AggregateKey, version uint64) *timestamppb.Timestamp {
+	a := m.aggregates[name(k)]
 	if a == nil {
 		return nil
 	}

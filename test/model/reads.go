@@ -82,6 +82,9 @@ func (m *Model) at(aggregate string, position uint64) *pb.Batch {
 
 // Read answers a read with all its batches and how it ends, or with a code and its detail.
 func (m *Model) Read(req *pb.ReadRequest) ([]*pb.Batch, *pb.ReadEnd, pb.ErrorCode, *pb.VersionUnavailable) {
+	if inverted(req.GetFilter()) {
+		return nil, nil, pb.ErrorCode_ERROR_CODE_INVALID_REQUEST, nil
+	}
 	a := m.aggregates[name(req.GetAggregate())]
 	if a == nil || a.deleted {
 		return nil, nil, pb.ErrorCode_ERROR_CODE_AGGREGATE_NOT_FOUND, nil
@@ -118,6 +121,16 @@ func (m *Model) Read(req *pb.ReadRequest) ([]*pb.Batch, *pb.ReadEnd, pb.ErrorCod
 		next = 0
 	}
 	return out, &pb.ReadEnd{NextVersion: next, CurrentVersion: a.version, Position: m.position, Timeline: m.Timeline}, 0, nil
+}
+
+// inverted: a range ends before it begins. The contract does not say what that is; the
+// server calls it a fault of the request, which is the kinder reading.
+func inverted(f *pb.Filter) bool {
+	after := func(from, to *timestamppb.Timestamp) bool {
+		return from != nil && to != nil && from.AsTime().After(to.AsTime())
+	}
+	return f.GetClientSeqTo() != 0 && f.GetClientSeqFrom() > f.GetClientSeqTo() ||
+		after(f.GetCommittedFrom(), f.GetCommittedTo()) || after(f.GetOccurredFrom(), f.GetOccurredTo())
 }
 
 // filtered is the batch with the events that pass, or nil if none does.

@@ -1,6 +1,7 @@
 package model
 
 import (
+	"fmt"
 	"strings"
 	"testing"
 
@@ -10,21 +11,57 @@ import (
 // TestScriptsAgainstTheModel holds the model against answers written down by hand from the
 // contract: every row of truth table 2.3, and the corners of 2.1 to 2.5.
 func TestScriptsAgainstTheModel(t *testing.T) {
-	datadriven.Walk(t, "testdata", func(t *testing.T, path string) {
-		runScript(t, path, func(*testing.T) server { return nil })
+	for _, dir := range []string{"testdata/scripts", "testdata/model"} {
+		datadriven.Walk(t, dir, func(t *testing.T, path string) {
+			runScript(t, path, nil)
+		})
+	}
+}
+
+// TestScriptsAgainstTheServer runs the same scripts on a server.
+func TestScriptsAgainstTheServer(t *testing.T) {
+	n, err := startNode(t.TempDir())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() {
+		if err := n.close(false); err != nil {
+			t.Error(err)
+		}
+	}()
+	base := uint64(0)
+	datadriven.Walk(t, "testdata/scripts", func(t *testing.T, path string) {
+		base = runScript(t, path, &start{srv: n, base: base})
 	})
 }
 
-// runScript runs a file of "run" blocks, one op a line. "run fresh" starts from nothing.
-func runScript(t *testing.T, path string, start func(*testing.T) server) {
+// start is what the worlds of a script begin from; nil is the model alone.
+type start struct {
+	srv  driven
+	base uint64
+}
+
+// runScript runs a file of "run" blocks, one op a line; "run fresh" begins a new world. It
+// returns the last position.
+func runScript(t *testing.T, path string, from *start) uint64 {
 	var w *world
+	worlds := 0
 	datadriven.RunTest(t, path, func(t *testing.T, d *datadriven.TestData) string {
 		if d.Cmd != "run" {
 			d.Fatalf(t, "unknown command %q: only run", d.Cmd)
 		}
 		if d.HasArg("fresh") {
 			var err error
-			if w, err = newWorld(start(t)); err != nil {
+			if from == nil {
+				w, err = newWorld(nil, "acme", 0)
+			} else {
+				worlds++
+				if w != nil {
+					from.base = w.m.position
+				}
+				w, err = newWorld(from.srv, fmt.Sprintf("acme%d of %s", worlds, t.Name()[strings.LastIndex(t.Name(), "/")+1:]), from.base)
+			}
+			if err != nil {
 				d.Fatalf(t, "%v", err)
 			}
 		}
@@ -45,4 +82,5 @@ func runScript(t *testing.T, path string, start func(*testing.T) server) {
 		}
 		return strings.Join(out, "\n")
 	})
+	return w.m.position
 }

@@ -14,8 +14,8 @@ import (
 
 // text writes a message on one line: every field that is set, in the order of its number.
 // Times and hashes, which no script can know, are left out, and so are the timeline and an
-// aggregate's acme/orders.
-func text(msg proto.Message) string {
+// aggregate's org and type. Positions count from the world's base.
+func (w *world) text(msg proto.Message) string {
 	var words []string
 	fields := msg.ProtoReflect().Descriptor().Fields()
 	order := make([]protoreflect.FieldDescriptor, fields.Len())
@@ -32,7 +32,7 @@ func text(msg proto.Message) string {
 		case f.IsList():
 			var items []string
 			for i := range v.List().Len() {
-				items = append(items, valueText(f, v.List().Get(i)))
+				items = append(items, w.valueText(f, v.List().Get(i)))
 			}
 			words = append(words, string(f.Name())+"=["+strings.Join(items, " ")+"]")
 		case f.IsMap():
@@ -42,19 +42,21 @@ func text(msg proto.Message) string {
 		case f.Kind() == protoreflect.BoolKind:
 			words = append(words, string(f.Name()))
 		default:
-			words = append(words, string(f.Name())+"="+valueText(f, v))
+			words = append(words, string(f.Name())+"="+w.valueText(f, v))
 		}
 	}
 	return strings.Join(words, " ")
 }
 
-func valueText(f protoreflect.FieldDescriptor, v protoreflect.Value) string {
+func (w *world) valueText(f protoreflect.FieldDescriptor, v protoreflect.Value) string {
 	switch {
 	case f.Message() != nil:
 		if k, ok := v.Message().Interface().(*pb.AggregateKey); ok {
-			return strings.TrimPrefix(name(k), "acme/orders/")
+			return k.GetId()
 		}
-		return "{" + text(v.Message().Interface()) + "}"
+		return "{" + w.text(v.Message().Interface()) + "}"
+	case f.Name() == "position" || f.Name() == "commit_first_position":
+		return strconv.FormatUint(v.Uint()-w.base, 10)
 	case f.Kind() == protoreflect.EnumKind:
 		return strconv.Itoa(int(v.Enum()))
 	case f.Kind() == protoreflect.BytesKind:

@@ -26,14 +26,12 @@ import (
 // behind held writes would never answer.
 const patience = 10 * time.Second
 
-// server is what a world drives beside the model; the methods other than Client are hooks.
-type server interface {
+// driven is what a world drives beside the model; the methods other than Client are hooks.
+type driven interface {
 	Client() pb.EventStoreServiceClient
 	// Hold keeps what is admitted from now on out of the log until Release.
 	Hold()
 	Release()
-	// Admitted returns when n requests are in flight, or answered is closed.
-	Admitted(n int, answered <-chan struct{}) error
 	// Restart ends the server and opens its directory again; cache is the entries that its
 	// caches may hold, -1 for the default. How: restart, crash or rebuild.
 	Restart(how string, cache int) error
@@ -42,7 +40,9 @@ type server interface {
 // world runs ops on the model and on a server, and tells where they differ.
 type world struct {
 	m       *Model
-	srv     server // nil: the model alone
+	srv     driven // nil: the model alone
+	org     string
+	base    uint64 // texts count positions from here
 	holding bool
 	calls   []*call // not answered yet, in the order they were made
 	made    int
@@ -58,16 +58,18 @@ type call struct {
 	done   chan struct{}
 }
 
-// newWorld learns the timeline from the server's first answer.
-func newWorld(srv server) (*world, error) {
-	w := &world{m: New(), srv: srv}
+// newWorld is a world of its own on a server that others may have used before, up to the
+// position base: its aggregates are those of org. It learns the timeline from the server.
+func newWorld(srv driven, org string, base uint64) (*world, error) {
+	w := &world{m: New(), srv: srv, org: org, base: base}
+	w.m.position = base
 	w.m.Timeline = "00000000000000000000000000000000"
 	if srv == nil {
 		return w, nil
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), patience)
 	defer cancel()
-	mark, err := srv.Client().GetMark(ctx, &pb.GetMarkRequest{Aggregate: key("A"), ClientId: "a"})
+	mark, err := srv.Client().GetMark(ctx, &pb.GetMarkRequest{Aggregate: w.key("A"), ClientId: "a"})
 	if err != nil {
 		return nil, err
 	}
@@ -77,6 +79,8 @@ func newWorld(srv server) (*world, error) {
 	return w, nil
 }
 
+func (w *world) key(id string) *pb.AggregateKey { return key(w.org, id) }
+
 // run executes one op on both sides. The text is the whole answer; the error is a
 // difference.
 func (w *world) run(o op) (string, error) {
@@ -84,7 +88,7 @@ func (w *world) run(o op) (string, error) {
 	defer cancel()
 	switch o.verb {
 	case "append":
-		return w.append(ctx, o.request())
+		return w.append(ctx, o.request(w.org))
 	case "hold":
 		if w.holding = true; w.srv != nil {
 			w.srv.Hold()
@@ -107,30 +111,30 @@ func (w *world) run(o op) (string, error) {
 		return "serving", w.srv.Restart(o.verb, cache)
 	case "trim":
 		v, err := strconv.ParseUint(o.args[1], 10, 64)
-		w.m.Trim(key(o.args[0]), v)
+		w.m.Trim(w.key(o.args[0]), v)
 		return "trimmed", err
 	case "delete":
-		w.m.Delete(key(o.args[0]), flag(o.args, "recreatable"), flag(o.args, "restart"))
+		w.m.Delete(w.key(o.args[0]), flag(o.args, "recreatable"), flag(o.args, "restart"))
 		return "deleted", nil
 	case "read":
-		return w.read(ctx, o.read(w.m))
+		return w.read(ctx, o.read(w.org, w.m))
 	case "aggregate":
-		want := w.m.GetAggregate(key(o.args[0]))
-		req := &pb.GetAggregateRequest{Aggregate: key(o.args[0]), Consistency: consistency(o.args)}
+		want := w.m.GetAggregate(w.key(o.args[0]))
+		req := &pb.GetAggregateRequest{Aggregate: w.key(o.args[0]), Consistency: consistency(o.args)}
 		if want == nil {
 			return point(ctx, w, (*pb.GetAggregateResponse)(nil), refuse(pb.ErrorCode_ERROR_CODE_AGGREGATE_DETAILS_NOT_FOUND, nil), req, pb.EventStoreServiceClient.GetAggregate)
 		}
 		return point(ctx, w, want, nil, req, pb.EventStoreServiceClient.GetAggregate)
 	case "mark":
-		req := &pb.GetMarkRequest{Aggregate: key(o.args[0]), ClientId: o.args[1], Consistency: consistency(o.args)}
-		return point(ctx, w, w.m.GetMark(key(o.args[0]), o.args[1]), nil, req, pb.EventStoreServiceClient.GetMark)
+		req := &pb.GetMarkRequest{Aggregate: w.key(o.args[0]), ClientId: o.args[1], Consistency: consistency(o.args)}
+		return point(ctx, w, w.m.GetMark(w.key(o.args[0]), o.args[1]), nil, req, pb.EventStoreServiceClient.GetMark)
 	case "find":
 		seq, err := strconv.ParseUint(o.args[2], 10, 64)
 		if err != nil {
 			return "", err
 		}
-		req := &pb.FindEventRequest{Aggregate: key(o.args[0]), ClientId: o.args[1], ClientSeq: seq, Consistency: consistency(o.args)}
-		return point(ctx, w, w.m.FindEvent(key(o.args[0]), o.args[1], seq), nil, req, pb.EventStoreServiceClient.FindEvent)
+		req := &pb.FindEventRequest{Aggregate: w.key(o.args[0]), ClientId: o.args[1], ClientSeq: seq, Consistency: consistency(o.args)}
+		return point(ctx, w, w.m.FindEvent(w.key(o.args[0]), o.args[1], seq), nil, req, pb.EventStoreServiceClient.FindEvent)
 	case "marks":
 		return w.listMarks(ctx, o)
 	}
@@ -140,30 +144,30 @@ func (w *world) run(o op) (string, error) {
 // point compares one unary read.
 func point[Req any, Resp proto.Message](ctx context.Context, w *world, want Resp, refused *refusal, req Req,
 	call func(pb.EventStoreServiceClient, context.Context, Req, ...grpc.CallOption) (Resp, error)) (string, error) {
-	told := refused.text()
+	told := refused.text(w)
 	if refused == nil {
-		told = cmp.Or(text(want), "nothing")
+		told = cmp.Or(w.text(want), "nothing")
 	}
 	if w.srv == nil {
 		return told, nil
 	}
 	got, err := call(w.srv.Client(), ctx, req)
 	if refused != nil || err != nil {
-		return told, refused.check(err)
+		return told, refused.check(w, err)
 	}
 	return told, same(want, got)
 }
 
 func (w *world) listMarks(ctx context.Context, o op) (string, error) {
-	want := w.m.ListMarks(key(o.args[0]))
-	told := cmp.Or(text(&pb.ListMarksResponse{Marks: want}), "none")
+	want := w.m.ListMarks(w.key(o.args[0]))
+	told := cmp.Or(w.text(&pb.ListMarksResponse{Marks: want}), "none")
 	if w.srv == nil {
 		return told, nil
 	}
 	size := uint32(number(o.args, "page"))
 	got := &pb.ListMarksResponse{}
 	for token, pages := "", 0; ; pages++ {
-		req := &pb.ListMarksRequest{Aggregate: key(o.args[0]), PageSize: size, PageToken: token, Consistency: consistency(o.args)}
+		req := &pb.ListMarksRequest{Aggregate: w.key(o.args[0]), PageSize: size, PageToken: token, Consistency: consistency(o.args)}
 		page, err := w.srv.Client().ListMarks(ctx, req)
 		if err != nil {
 			return told, err
@@ -187,12 +191,12 @@ func (w *world) read(ctx context.Context, req *pb.ReadRequest) (string, error) {
 		if detail != nil {
 			refused = refuse(code, detail)
 		}
-		lines = append(lines, refused.text())
+		lines = append(lines, refused.text(w))
 	} else {
 		for _, b := range batches {
-			lines = append(lines, "  "+text(b))
+			lines = append(lines, "  "+w.text(b))
 		}
-		lines = append(lines, "  end "+text(end))
+		lines = append(lines, "  end "+w.text(end))
 	}
 	told := strings.TrimSpace(strings.Join(lines, "\n"))
 	if w.srv == nil {
@@ -209,7 +213,7 @@ func (w *world) read(ctx context.Context, req *pb.ReadRequest) (string, error) {
 			return told, errors.Join(same(&pb.ReadResponse{Batches: batches, End: end}, got), checkChain(got.GetBatches(), req.GetFilter()))
 		}
 		if err != nil {
-			return told, refused.check(err)
+			return told, refused.check(w, err)
 		}
 		if got.GetEnd() != nil {
 			return told, errors.New("the read goes on after its end")
@@ -271,15 +275,72 @@ func (w *world) append(ctx context.Context, req *pb.AppendRequest) (string, erro
 	if c.answer.Wait != nil {
 		return told, nil // whether it attaches now or asks after the release, the answer is one
 	}
-	if err := w.srv.Admitted(len(w.m.flight), c.done); err != nil {
-		return told, err
+	return told, w.awaitAdmitted(ctx, c)
+}
+
+// awaitAdmitted returns when the server has admitted c, without a hook: it asks with a write
+// that can never be admitted what version the aggregate will have (2.2).
+func (w *world) awaitAdmitted(ctx context.Context, c *call) error {
+	s := w.m.standing(c.req, 0)
+	probe := &pb.AppendRequest{ClientId: "probe", Writes: []*pb.Write{
+		{Aggregate: s.w.GetAggregate(), Events: []*pb.NewEvent{newEvent("1")}, AllowCreate: true, ExpectedVersion: &s.committed},
+		{Aggregate: w.key("never"), Events: []*pb.NewEvent{newEvent("1")}, AllowCreate: true, ExpectedVersion: proto.Uint64(99)},
+	}}
+	for {
+		_, err := w.srv.Client().Append(ctx, probe)
+		f := failure(err)
+		if f == nil {
+			return fmt.Errorf("while #%d is waited for: %w", c.number, err)
+		}
+		if f.GetInFlightVersion() >= s.committed+s.ahead {
+			return nil
+		}
+		select {
+		case <-c.done:
+			return fmt.Errorf("the contract admits #%d, and it was answered %s", c.number, w.describe(c.resp, c.err))
+		default:
+		}
 	}
-	select {
-	case <-c.done:
-		return told, fmt.Errorf("#%d should be in flight, and was answered %v %w", c.number, c.resp, c.err)
-	default:
-		return told, nil
+}
+
+// finish releases what is held and reads everything there is.
+func (w *world) finish() error {
+	if w.holding {
+		if _, err := w.release(); err != nil {
+			return err
+		}
 	}
+	return w.compareReads()
+}
+
+// abort ends the calls of a world that is not compared any further.
+func (w *world) abort() error {
+	w.srv.Release()
+	for _, c := range w.calls {
+		select {
+		case <-c.done:
+		case <-time.After(2 * patience):
+			return fmt.Errorf("#%d was never answered", c.number)
+		}
+	}
+	w.calls = nil
+	return nil
+}
+
+// compareReads reads everything there is.
+func (w *world) compareReads() error {
+	for _, id := range aggregates {
+		reads := []op{{verb: "read", args: []string{id}}, {verb: "aggregate", args: []string{id}}, {verb: "marks", args: []string{id}}}
+		for _, client := range writers {
+			reads = append(reads, op{verb: "mark", args: []string{id, client}})
+		}
+		for _, o := range reads {
+			if _, err := w.run(o); err != nil {
+				return fmt.Errorf("%s: %w", o, err)
+			}
+		}
+	}
+	return nil
 }
 
 // release lets everything in flight commit, in the order of admission.
@@ -315,7 +376,7 @@ func (w *world) commit(c *call) (string, error) {
 	at := &timestamppb.Timestamp{Seconds: int64(w.m.position)}
 	if w.srv != nil {
 		if c.err != nil || len(c.resp.GetResults()) == 0 {
-			return "", fmt.Errorf("refused: %s; the contract admits it", describe(c.resp, c.err))
+			return "", fmt.Errorf("refused: %s; the contract admits it", w.describe(c.resp, c.err))
 		}
 		at = c.resp.GetResults()[0].GetCommittedAt()
 		if now := at.AsTime(); now.Before(w.m.LastCommitted()) || time.Since(now).Abs() > time.Minute {
@@ -330,24 +391,36 @@ func (w *world) settle(c *call, results []*pb.WriteResult) (string, error) {
 	if results != nil {
 		want := &pb.AppendResponse{RequestId: c.req.GetRequestId(), Results: results, Timeline: w.m.Timeline}
 		if w.srv == nil {
-			return "ok " + text(want), nil
+			return "ok " + w.text(want), nil
 		}
 		if c.err != nil {
-			return "ok " + text(want), fmt.Errorf("refused: %s", describe(nil, c.err))
+			return "ok " + w.text(want), fmt.Errorf("refused: %s", w.describe(nil, c.err))
 		}
-		return "ok " + text(want), same(want, c.resp)
+		return "ok " + w.text(want), same(want, c.resp)
 	}
-	r := refuse(c.answer.Code, nil)
+	var would []*refusal
 	if f := c.answer.Failure; f != nil {
-		r = refuse(f.GetCode(), f)
+		would = append(would, refuse(f.GetCode(), f))
 	}
+	for _, code := range c.answer.Codes {
+		would = append(would, refuse(code, nil))
+	}
+	told := would[0].text(w)
 	if w.srv == nil {
-		return r.text(), nil
+		return told, nil
 	}
 	if c.err == nil {
-		return r.text(), fmt.Errorf("accepted: %s", describe(c.resp, nil))
+		return told, fmt.Errorf("accepted: %s; the contract refuses it: %s", w.describe(c.resp, nil), told)
 	}
-	return r.text(), r.check(c.err)
+	var differences []error
+	for _, r := range would {
+		err := r.check(w, c.err)
+		if err == nil {
+			return told, nil
+		}
+		differences = append(differences, err)
+	}
+	return told, errors.Join(differences...)
 }
 
 // refusal is an error as the contract wants it on the wire.
@@ -359,13 +432,13 @@ type refusal struct {
 func refuse(code pb.ErrorCode, detail proto.Message) *refusal { return &refusal{code, detail} }
 
 // text is the code and the detail; a detail that repeats the code says it once.
-func (r *refusal) text() string {
+func (r *refusal) text(w *world) string {
 	if r == nil {
 		return ""
 	}
 	out := strconv.Itoa(int(r.code))
 	if r.detail != nil {
-		out += " " + strings.TrimPrefix(text(r.detail), "code="+out+" ")
+		out += " " + strings.TrimPrefix(w.text(r.detail), "code="+out+" ")
 	}
 	return out
 }
@@ -379,13 +452,13 @@ var statuses = map[pb.ErrorCode]codes.Code{
 
 // check compares an error with the refusal: the gRPC status, ErrorInfo, the typed detail, a
 // BadRequest that names a field with 2016, and nothing else.
-func (r *refusal) check(err error) error {
+func (r *refusal) check(w *world, err error) error {
 	if r == nil {
-		return fmt.Errorf("refused: %s; the contract answers it", describe(nil, err))
+		return fmt.Errorf("refused: %s; the contract answers it", w.describe(nil, err))
 	}
 	st := status.Convert(err)
 	if err == nil || st.Code() != statuses[r.code] {
-		return fmt.Errorf("status %s of %s, not %s", st.Code(), describe(nil, err), statuses[r.code])
+		return fmt.Errorf("status %s of %s, not %s", st.Code(), w.describe(nil, err), statuses[r.code])
 	}
 	var info *errdetails.ErrorInfo
 	var rest []proto.Message
@@ -407,10 +480,10 @@ func (r *refusal) check(err error) error {
 		Metadata: map[string]string{"code": strconv.Itoa(int(r.code))},
 	}
 	if err := same(want, info); err != nil {
-		return fmt.Errorf("%w in %s", err, describe(nil, err))
+		return err
 	}
 	if named != (r.code == pb.ErrorCode_ERROR_CODE_INVALID_REQUEST) {
-		return fmt.Errorf("a field is named: %v, by %s", named, describe(nil, st.Err()))
+		return fmt.Errorf("a field is named: %v, by %s", named, w.describe(nil, st.Err()))
 	}
 	switch {
 	case r.detail == nil && len(rest) == 0:
@@ -429,14 +502,14 @@ func same(want, got proto.Message) error {
 	return fmt.Errorf("the contract says\n    %s\n  the server\n    %s", prototext.Format(want), prototext.Format(got))
 }
 
-func describe(resp *pb.AppendResponse, err error) string {
+func (w *world) describe(resp *pb.AppendResponse, err error) string {
 	if err == nil {
-		return "ok " + text(resp)
+		return "ok " + w.text(resp)
 	}
 	out := []string{err.Error()}
 	for _, d := range status.Convert(err).Details() {
 		if m, ok := d.(proto.Message); ok {
-			out = append(out, text(m))
+			out = append(out, w.text(m))
 		}
 	}
 	return strings.Join(out, "; ")
