@@ -2,6 +2,7 @@ package server
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"net"
 	"net/http"
@@ -81,7 +82,10 @@ func New(o Options) (*Server, error) {
 // Serve accepts gRPC connections until the server stops, and then returns nil. It owns the
 // listener.
 func (s *Server) Serve(l net.Listener) error {
-	if err := s.grpc.Serve(newBoundedListener(l, s.opts.MaxConnections, s.opts.Logger)); err != nil {
+	err := s.grpc.Serve(newBoundedListener(l, s.opts.MaxConnections, s.opts.Logger))
+	// gRPC says ErrServerStopped only to a Serve that comes after the stop, as it may when a
+	// node is told to end while it starts.
+	if err != nil && !errors.Is(err, grpc.ErrServerStopped) {
 		return fmt.Errorf("serve gRPC on %s: %w", l.Addr(), err)
 	}
 	return nil

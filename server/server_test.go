@@ -297,3 +297,21 @@ func TestOptionsAreChecked(t *testing.T) {
 		}
 	}
 }
+
+// A node that is told to end while it starts may stop before it serves; that is no failure.
+func TestServeAfterStopEndsAtOnce(t *testing.T) {
+	s, err := New(Options{Shard: newFakeShard(t)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	defer cancel()
+	s.Stop(ctx)
+	l := listen(t)
+	if err := s.Serve(l); err != nil {
+		t.Errorf("Serve after Stop: %v", err)
+	}
+	if _, err := l.Accept(); !errors.Is(err, net.ErrClosed) {
+		t.Errorf("the listener was left open: %v", err)
+	}
+}
