@@ -60,7 +60,9 @@ func TestHealthFollowsTheLeadership(t *testing.T) {
 	}
 
 	// A client that watches does not hold up the end.
-	r.server.Stop(ctx)
+	if err := r.server.Drain(ctx); err != nil {
+		t.Errorf("Drain with a watch: %v", err)
+	}
 	if _, err := watch.Recv(); err == nil {
 		_, err = watch.Recv() // NOT_SERVING may come first
 		if err == nil {
