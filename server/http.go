@@ -17,6 +17,9 @@ type check struct {
 	err  func() error
 }
 
+// maxWebConnections bounds the HTTP connections; probes and scrapes need a few.
+const maxWebConnections = 256
+
 var errStopping = errors.New("the node is stopping")
 
 // newWeb makes the HTTP server of the probes and of /metrics.

@@ -94,7 +94,7 @@ func (s *Server) Serve(l net.Listener) error {
 // ServeWeb accepts HTTP connections (probes, metrics) until the server stops, and then
 // returns nil. It owns the listener.
 func (s *Server) ServeWeb(l net.Listener) error {
-	if err := s.web.Serve(l); err != nil && err != http.ErrServerClosed {
+	if err := s.web.Serve(newBoundedListener(l, maxWebConnections, s.opts.Logger)); err != nil && err != http.ErrServerClosed {
 		return fmt.Errorf("serve HTTP on %s: %w", l.Addr(), err)
 	}
 	return nil
