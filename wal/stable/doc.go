@@ -1,6 +1,6 @@
 // Package stable keeps what a raft node must not forget: its current term and its vote. It
-// is raft's StableStore, on raft-boltdb, in one small file, whose lock also keeps a second
-// process off the data directory.
+// is raft's StableStore, on raft-boltdb, in one small file, which one process at a time can
+// have open.
 //
 // It owns that file. It may import nothing of this module. wal/DESIGN.md gives the format
 // and what is assumed of the disk.

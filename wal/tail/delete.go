@@ -89,8 +89,11 @@ func (l *Log) deleteFront(first uint64) (gone []*segment, err error) {
 	return gone, nil
 }
 
-// removeSegments removes files of a front deletion. Appends go on meanwhile.
+// removeSegments removes files that hold deleted records only, durably.
 func (l *Log) removeSegments(dir string, gone []*segment) error {
+	if len(gone) == 0 {
+		return nil
+	}
 	for _, s := range gone {
 		l.files.forget(s)
 		if err := l.ops.step("remove " + filepath.Base(s.path)); err != nil {
@@ -104,16 +107,15 @@ func (l *Log) removeSegments(dir string, gone []*segment) error {
 }
 
 // deleteBack deletes the records from index on, which raft found to conflict with its
-// leader's. A crash half way leaves some of them, and raft finds that again.
+// leader's. Once the state says so, Open finishes what a crash interrupts. It could not tell
+// otherwise: of a truncation the disk may have the zeros in the rest of the last page, and
+// not the size, so that what looks like a damaged record is followed by whole ones.
 func (l *Log) deleteBack(index uint64) error {
-	// First the state: once records are gone it must not say that they were flushed.
-	s := l.synced
-	s.synced = index - 1
-	if err := l.ops.writeState(l.state, s); err != nil {
+	l.synced.synced, l.synced.keep = index-1, index-1
+	if err := l.ops.writeState(l.state, l.synced); err != nil {
 		return err
 	}
-	l.synced = s
-	if err := l.ops.step("lowered state"); err != nil {
+	if err := l.ops.step("wrote intent"); err != nil {
 		return err
 	}
 	if err := errors.Join(l.w.Close(), l.active.Close()); err != nil {
@@ -121,23 +123,17 @@ func (l *Log) deleteBack(index uint64) error {
 	}
 	l.w, l.active = nil, nil
 	gone, cut, size := l.unpublish(index)
-	// Highest first, each durable before the next, so that what a crash leaves has no gap.
-	for i := len(gone) - 1; i >= 0; i-- {
-		l.files.forget(gone[i])
-		if err := os.Remove(gone[i].path); err != nil {
-			return err
-		}
-		if err := l.ops.syncDir(l.dir); err != nil {
-			return err
-		}
-		if err := l.ops.step("removed " + filepath.Base(gone[i].path)); err != nil {
-			return err
-		}
+	if err := l.removeSegments(l.dir, gone); err != nil {
+		return err
 	}
 	if err := l.ops.cut(cut.path, size); err != nil {
 		return err
 	}
 	if err := l.ops.step("cut segment"); err != nil {
+		return err
+	}
+	l.synced.keep = 0
+	if err := l.ops.writeState(l.state, l.synced); err != nil {
 		return err
 	}
 	return l.attachWriter()

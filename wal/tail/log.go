@@ -21,8 +21,8 @@ const (
 
 // Options are the settings of a Log.
 type Options struct {
-	// Dir holds the log's files; it is created if it does not exist. One process at a time
-	// may have it open: the lock of wal/stable in the same data directory sees to that.
+	// Dir holds the log's files; it is created if it does not exist, its parent must. One
+	// process at a time may have it open: the owner of the data directory sees to that.
 	Dir string
 	// SegmentSize is the size in bytes at which a new segment file is begun; 0 means 4 MiB.
 	SegmentSize int

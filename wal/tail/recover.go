@@ -4,9 +4,11 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"math"
 	"os"
 	"path/filepath"
 	"runtime"
+	"slices"
 	"sync"
 	"sync/atomic"
 
@@ -35,11 +37,17 @@ func (l *Log) recover() (recovered, error) {
 	if err != nil {
 		return recovered{}, err
 	}
-	leftOver := 0
-	for leftOver < len(segs)-1 && segs[leftOver+1].base <= st.first {
-		leftOver++
+	// What is left of an interrupted deletion, at either end, is not looked at.
+	front := 0
+	for front < len(segs)-1 && segs[front+1].base <= st.first {
+		front++
 	}
-	gone, segs := segs[:leftOver], segs[leftOver:]
+	back := len(segs)
+	for st.keep > 0 && back > front+1 && segs[back-1].base > st.keep {
+		back--
+	}
+	gone := slices.Concat(segs[:front], segs[back:])
+	segs = segs[front:back]
 	if segs[0].base > st.first {
 		return recovered{}, missingSegment(l.dir, st.first, segs[0].base)
 	}
@@ -56,10 +64,8 @@ func (l *Log) recover() (recovered, error) {
 	if err != nil {
 		return recovered{}, err
 	}
-	if len(gone) > 0 {
-		if err := l.removeSegments(l.dir, gone); err != nil {
-			return recovered{}, err
-		}
+	if err := l.removeSegments(l.dir, gone); err != nil {
+		return recovered{}, err
 	}
 	return recovered{segs: segs, first: st.first, last: last}, nil
 }
@@ -70,9 +76,14 @@ func (l *Log) recoverLast(seg *segment, st state) (uint64, error) {
 	if err != nil {
 		return 0, err
 	}
-	problem := seg.scan(b)
+	until := st.keep
+	if until == 0 {
+		until = math.MaxUint64
+	}
+	problem := seg.scan(b, until)
 	last, whole := seg.next()-1, seg.size
-	if problem != "" {
+	switch {
+	case problem != "":
 		boot := l.ops.boot()
 		exact := st.exact && boot != [16]byte{} && boot == st.boot
 		torn, why := judge(b, int(whole), last+1, st.synced, exact)
@@ -84,6 +95,8 @@ func (l *Log) recoverLast(seg *segment, st state) (uint64, error) {
 			return 0, &DamageError{File: seg.path, Offset: whole, Index: last + 1, Reason: problem + "; " + why, Advice: advice}
 		}
 		problem += "; " + why
+	case whole < int64(len(b)):
+		problem = "a deletion was interrupted"
 	}
 	if last < st.synced || last+1 < st.first {
 		return 0, &DamageError{File: seg.path, Offset: whole, Index: last + 1, Advice: adviceRestore,
@@ -103,7 +116,7 @@ func (l *Log) recoverLast(seg *segment, st state) (uint64, error) {
 // repairLast cuts off what follows the last whole record, and makes the others durable.
 func (l *Log) repairLast(f *os.File, seg *segment, b []byte, synced uint64, problem string) error {
 	if cut := int64(len(b)) - seg.size; cut > 0 {
-		l.o.Logger.Warn("cut an append off the log that was never acknowledged",
+		l.o.Logger.Warn("cut off the end of the log, which was never acknowledged or was being deleted",
 			zap.String("file", seg.path), zap.Int64("offset", seg.size), zap.Int64("bytes", cut),
 			zap.Uint64("index", seg.next()), zap.String("reason", problem))
 		if err := l.ops.truncate(f, seg.size); err != nil {
@@ -140,7 +153,7 @@ func scanSealed(segs []*segment) error {
 				if errs[i] != nil {
 					continue
 				}
-				if problem := segs[i].scan(b); problem != "" {
+				if problem := segs[i].scan(b, math.MaxUint64); problem != "" {
 					errs[i] = &DamageError{File: segs[i].path, Offset: segs[i].size, Index: segs[i].next(), Reason: problem, Advice: adviceRestore}
 				}
 			}
@@ -177,9 +190,9 @@ func readSegment(s *segment, b []byte) ([]byte, error) {
 }
 
 // scan finds the records of s, whose file holds b. It stops at the first that is not whole:
-// that one would have index s.next() and begin at s.size.
-func (s *segment) scan(b []byte) (problem string) {
-	for s.size < int64(len(b)) {
+// that one would have index s.next() and begin at s.size. It does not look beyond index last.
+func (s *segment) scan(b []byte, last uint64) (problem string) {
+	for s.size < int64(len(b)) && s.next() <= last {
 		if s.size > maxSegmentSize {
 			return fmt.Sprintf("expected records to begin within the first %d bytes of a segment, found more", maxSegmentSize)
 		}

@@ -12,7 +12,7 @@ import (
 // The state file holds what the segment files cannot say of themselves. It has two slots,
 // each in a disk page of its own:
 //
-//	slot = magic u32 | CRC-32C of the rest u32 | first u64 | synced u64 | boot [16]
+//	slot = magic u32 | CRC-32C of the rest u32 | first u64 | synced u64 | keep u64 | boot [16]
 //
 // Slot 0 is written after every flush and is itself not flushed: it outlives a process that
 // is killed, and after a power loss it is merely old. Slot 1 is written, together with slot
@@ -21,7 +21,7 @@ import (
 const (
 	stateName  = "state"
 	stateMagic = 0x544d5331 // "TMS1"
-	slotSize   = 40
+	slotSize   = 48
 	slotStride = 4096
 )
 
@@ -33,6 +33,9 @@ type state struct {
 	// synced is an index up to which every record was flushed. Records above it may or may
 	// not have been, unless exact.
 	synced uint64
+	// keep is 0, or an index above which records are being deleted: whatever is there of
+	// them is to go.
+	keep uint64
 	// boot identifies the boot of the machine in which the slot was written; zero is unknown.
 	boot [16]byte
 	// exact is not stored: slot 0 was whole when it was read.
@@ -45,6 +48,7 @@ func (s state) append(dst []byte) []byte {
 	dst = binary.BigEndian.AppendUint32(dst, 0)
 	dst = binary.BigEndian.AppendUint64(dst, s.first)
 	dst = binary.BigEndian.AppendUint64(dst, s.synced)
+	dst = binary.BigEndian.AppendUint64(dst, s.keep)
 	dst = append(dst, s.boot[:]...)
 	binary.BigEndian.PutUint32(dst[at+4:], checksum(dst[at+8:at+slotSize]))
 	return dst
@@ -55,8 +59,8 @@ func parseSlot(b []byte) (state, bool) {
 		binary.BigEndian.Uint32(b[4:]) != checksum(b[8:slotSize]) {
 		return state{}, false
 	}
-	s := state{first: binary.BigEndian.Uint64(b[8:]), synced: binary.BigEndian.Uint64(b[16:])}
-	copy(s.boot[:], b[24:slotSize])
+	s := state{first: binary.BigEndian.Uint64(b[8:]), synced: binary.BigEndian.Uint64(b[16:]), keep: binary.BigEndian.Uint64(b[24:])}
+	copy(s.boot[:], b[32:slotSize])
 	return s, true
 }
 
