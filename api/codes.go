@@ -100,7 +100,7 @@ const (
 var table = []Code{
 	{
 		Code: pb.ErrorCode_ERROR_CODE_UNAVAILABLE_VERSION, Name: "UnavailableVersion", GRPC: codes.OutOfRange,
-		MayHaveHappened: NoWrite, Detail: detailVersionUnavailable,
+		MayHaveHappened: NoWrite, Detail: detailVersionUnavailable, Planned: true,
 		Meaning: "The read starts below the first version that can still be read; what lay below was trimmed.",
 		Advice:  "Read from the detail's `first_version`.",
 	},
