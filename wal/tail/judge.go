@@ -38,12 +38,10 @@ func judge(b []byte, off int, index, synced uint64, exact bool) (torn bool, why 
 	switch {
 	case exact:
 		return true, fmt.Sprintf("nothing after index %d was acknowledged", synced)
-	case len(rest) == 0:
-		return true, "the rest of the file is zero"
 	case len(rest) < minRecordSize:
-		return true, "what is there ends before any record could"
+		return true, "what is there, zeros at its end apart, is shorter than any record"
 	case found && len(rest) < after:
-		return true, "what is there ends before the record does"
+		return true, "what is there, zeros at its end apart, is shorter than the record"
 	case hasHole(b, off, off+after, prefix, found):
 		return true, "part of the record was never written"
 	}

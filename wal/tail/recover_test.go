@@ -199,7 +199,7 @@ func ends(offset int, batch []*raft.Log) []int {
 // and after a power loss alike, its whole records stay and the rest is cut.
 func TestTornAtEveryByteOfTheLastBatch(t *testing.T) {
 	t.Parallel()
-	im, offset, _, batch := lastBatch(t, 90, 0, 150)
+	im, offset, _, batch := lastBatch(t, 50, 0, 80)
 	dir := t.TempDir()
 	file := im[im.last()]
 	for size := offset; size <= len(file); size++ {
@@ -361,6 +361,26 @@ func TestFlipOfEveryByteIsFoundAtOpen(t *testing.T) {
 			wantDamage(t, dir, im.with(name, flipped), boot1, want)
 			wantDamage(t, dir, im.with(name, flipped).with(stateName, stale), boot2, want)
 		}
+	}
+}
+
+// A zeroed sector looks like one that was never written. If a later batch follows, the record
+// had been flushed, whatever the state knows.
+func TestZeroedSectorBeforeALaterBatchIsDamage(t *testing.T) {
+	t.Parallel()
+	im, offset, _, _ := lastBatch(t, 1500)
+	dir := t.TempDir()
+	im.put(t, dir)
+	l := mustOpenWith(t, Options{Dir: dir, SegmentSize: 8 * small}, quick(boot1))
+	mustStore(t, l, []*raft.Log{entry(43, 2, 30), entry(44, 2, 30)})
+	later := takeImage(t, dir).with(stateName, im[stateName])
+	file := later[later.last()]
+	for at := (offset + sector) / sector * sector; at < len(file)-250; at += sector {
+		zeroed := bytes.Clone(file)
+		clear(zeroed[at:min(at+sector, len(im[im.last()]))])
+		wantDamage(t, dir, later.with(later.last(), zeroed), boot2, DamageError{File: later.last(), Offset: int64(offset), Index: 42, Reason: "a later batch begins at offset"})
+		// Without the later batch it was torn.
+		wantRepaired(t, dir, im.with(im.last(), zeroed[:len(im[im.last()])]), boot2, acked(), offset, len(im[im.last()])-offset)
 	}
 }
 
