@@ -270,6 +270,11 @@ func TestDamagedExports(t *testing.T) {
 			"line 2: the batch begins with event_index 1; its first lines are missing; export the aggregate again",
 			"line 3: " + fmt.Sprintf(held, 2),
 		}},
+		{"a line stands twice", func(l []string) { l[2] = l[1] }, Counts{Imported: 2, Refused: 3}, []string{
+			"line 2: the batch is not complete: line 3 is not its event_index 1 of 2; export the aggregate again",
+			"line 3: the batch is not complete: line 4 is not its event_index 1 of 2; export the aggregate again",
+			"line 4: " + fmt.Sprintf(held, 2),
+		}},
 		{"a batch is missing", func(l []string) { l[1], l[2] = "", "" }, Counts{Imported: 2, Refused: 1}, []string{
 			"line 2: version 3 follows version 1; what was between them is missing; export the aggregate again",
 		}},

@@ -300,6 +300,40 @@ func TestARefusedRowHoldsBackItsAggregateUntilItIsMended(t *testing.T) {
 	}
 }
 
+// TestEveryKindOfBadRowKeepsItsRank: the row between two good ones of its aggregate is bad,
+// and then mended.
+func TestEveryKindOfBadRowKeepsItsRank(t *testing.T) {
+	timed := plain()
+	timed.Columns.Time = "n"
+	objects := plain()
+	objects.Format = NDJSON
+	const object = `{"id":"x","type":"t","n":"%s"}` + "\n"
+	for _, c := range []struct{ name, head, good, bad string }{
+		{"too few columns", "id,type,n\n", "x,t,2020-01-01\n", "x,t\n"},
+		{"too many columns", "id,type,n\n", "x,t,2020-01-01\n", "x,t,2020-01-01,\n"},
+		{"invalid UTF-8", "id,type,n\n", "x,t,2020-01-01\n", "x,t,\xff\n"},
+		{"no time", "id,type,n\n", "x,t,2020-01-01\n", "x,t,late\n"},
+		{"an object without a type", "", object, `{"id":"x"}` + "\n"},
+		{"an object with a key twice", "", object, `{"id":"x","type":"t","n":1,"n":2}` + "\n"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			opts := timed
+			if c.head == "" {
+				opts = objects
+			}
+			store := fakestore.New()
+			client := fakestore.Serve(t, store)
+			counts, refusals := outcomeOf(t, client, c.head+c.good+c.bad+c.good, opts)
+			wantCounts(t, counts, Counts{Imported: 1, Refused: 2})
+			if len(refusals) != 2 || !strings.Contains(refusals[1], "held back") {
+				t.Errorf("refused %q; want the row, and that the next is held back", refusals)
+			}
+			counts, _ = outcomeOf(t, client, c.head+c.good+c.good+c.good, opts)
+			wantCounts(t, counts, Counts{Imported: 2, AlreadyThere: 1})
+		})
+	}
+}
+
 func TestAChangedRowIsRefusedAndTheRestIsAlreadyThere(t *testing.T) {
 	client := fakestore.Serve(t, fakestore.New())
 	opts := plain()
