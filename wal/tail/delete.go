@@ -5,6 +5,8 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+
+	"go.uber.org/zap"
 )
 
 // DeleteRange deletes the entries from lo to hi, both included, as far as the log holds
@@ -198,6 +200,7 @@ func (l *Log) recreate(base uint64) error {
 	l.gen.Add(1)
 	l.mu.Unlock()
 
+	l.o.Logger.Info("the log is begun anew", zap.String("dir", l.dir), zap.Uint64("index", base), zap.String("removed", old))
 	for _, s := range gone {
 		l.files.forget(s)
 	}

@@ -36,8 +36,12 @@ type Options struct {
 	Logger *zap.Logger
 }
 
-// Log implements raft.LogStore and raft.MonotonicLogStore. It is safe for concurrent use.
-// Readers never wait for a flush, and never see a record before it is durable.
+// Log implements raft.LogStore. It is safe for concurrent use. Readers never wait for a
+// flush, and never see a record before it is durable.
+//
+// It has no gaps, and yet is no raft.MonotonicLogStore on purpose: of such a store raft deletes
+// everything after it installed a snapshot, also the entries behind the snapshot that this
+// node has acknowledged. A leader that missed the first answer sends its snapshot twice.
 type Log struct {
 	o   Options
 	ops *ops
@@ -79,10 +83,7 @@ type Log struct {
 	forward window
 }
 
-var (
-	_ raft.LogStore          = (*Log)(nil)
-	_ raft.MonotonicLogStore = (*Log)(nil)
-)
+var _ raft.LogStore = (*Log)(nil)
 
 // segment is one segment file.
 type segment struct {
@@ -256,10 +257,6 @@ func (l *Log) bounds() (first, last uint64, err error) {
 	}
 	return l.first, l.last, nil
 }
-
-// IsMonotonic tells raft that this log has no gaps: raft then empties it after it restored
-// a snapshot, instead of leaving one.
-func (l *Log) IsMonotonic() bool { return true }
 
 // SizeBytes is the size of the log's segment files, in bytes.
 func (l *Log) SizeBytes() int64 {
