@@ -321,6 +321,9 @@ func (s *Shard) answer(ctx context.Context, p *pending, t *tenure) (results []wr
 		ref := o.refusal
 		if p.confirm && ref.confirmable() {
 			view := s.currentView()
+			if view == nil {
+				return nil, false, s.notLeader("this node has stopped before it could look the write up")
+			}
 			defer view.Release()
 			if results, err = recorded(view, p); err != nil {
 				return nil, false, s.damaged(err)

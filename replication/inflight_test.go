@@ -15,6 +15,7 @@ import (
 
 	"github.com/tidemark-db/tidemark/api"
 	pb "github.com/tidemark-db/tidemark/api/tidemark/v1"
+	"github.com/tidemark-db/tidemark/wal/record"
 )
 
 // gate stands between the batcher and raft. While it is shut, what is admitted stays in
@@ -333,4 +334,21 @@ func TestReserveOfDiskSpace(t *testing.T) {
 	free.Store(1000)
 	await(t, "the disk watch sees that there is room", func() bool { return s.disk.low() < 0 })
 	mustAppend(t, s, appendOf("a", "1", seqs(2)))
+}
+
+// A read of any consistency on a shard that has stopped used to take a view that was gone.
+func TestReadAfterStop(t *testing.T) {
+	s := openShard(t, Options{Dir: t.TempDir()})
+	mustAppend(t, s, appendOf("a", "1", seqs(1)))
+	if err := s.Stop(context.Background()); err != nil {
+		t.Fatal(err)
+	}
+	for _, c := range []pb.Consistency{pb.Consistency_CONSISTENCY_ANY, pb.Consistency_CONSISTENCY_LEADER, pb.Consistency_CONSISTENCY_LINEARIZABLE} {
+		_, err := s.Read(context.Background(), ReadOptions{Consistency: c})
+		wantCode(t, err, pb.ErrorCode_ERROR_CODE_NOT_LEADER)
+		_, _, err = s.ReadMark(context.Background(), ReadOptions{Consistency: c}, record.MakeKey("acme", "orders", "1"), "a")
+		wantCode(t, err, pb.ErrorCode_ERROR_CODE_NOT_LEADER)
+	}
+	_, err := s.Append(context.Background(), appendOf("a", "1", seqs(2)))
+	wantCode(t, err, pb.ErrorCode_ERROR_CODE_NOT_LEADER)
 }

@@ -37,7 +37,11 @@ func (s *Shard) Read(ctx context.Context, o ReadOptions) (*history.View, error) 
 	if err := s.admitRead(ctx, o); err != nil {
 		return nil, err
 	}
-	return s.currentView(), nil
+	v := s.currentView()
+	if v == nil {
+		return nil, s.notLeader("this node has stopped")
+	}
+	return v, nil
 }
 
 // ReadMark is Read together with the writer's in-flight mark on the aggregate at the same
@@ -55,7 +59,11 @@ func (s *Shard) ReadMark(ctx context.Context, o ReadOptions, k record.Key, clien
 			inFlight = &m
 		}
 	}
-	return s.acquireView(), inFlight, nil
+	v := s.acquireView()
+	if v == nil {
+		return nil, nil, s.notLeader("this node has stopped")
+	}
+	return v, inFlight, nil
 }
 
 // Holder returns the newest committed batch of a writer that recorded seq, or nil.

@@ -154,6 +154,7 @@ type Shard struct {
 	// lastStamp makes committed_at non-decreasing.
 	lastStamp int64
 	stopping  bool
+	closed    bool // the files are closed; view is no longer held
 	// appliedWait, if not nil, is closed by the next publish.
 	appliedWait chan struct{}
 	// leaderWait is closed at the next change of leadership or readiness.
@@ -303,7 +304,7 @@ func (s *Shard) checkTerm() error {
 	return nil
 }
 
-// currentView returns the published view, acquired.
+// currentView returns the published view, acquired; nil once the shard is closed.
 func (s *Shard) currentView() *history.View {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -312,6 +313,9 @@ func (s *Shard) currentView() *history.View {
 
 // acquireView is currentView with s.mu held.
 func (s *Shard) acquireView() *history.View {
+	if s.closed {
+		return nil
+	}
 	s.view.Acquire()
 	return s.view
 }
@@ -402,6 +406,9 @@ func (s *Shard) closeFiles() error {
 		}
 		s.wg.Wait()
 	}
+	s.mu.Lock()
+	s.closed = true
+	s.mu.Unlock()
 	if s.view != nil {
 		s.view.Release()
 	}
