@@ -94,6 +94,35 @@ func writeFileDurably(path string, b []byte) error {
 	return syncDir(filepath.Dir(path))
 }
 
+// makeDir makes a directory, and those above it, durably: what is flushed in a directory
+// whose own name is not flushed goes with the name when the power does.
+func makeDir(dir string) error {
+	dir, err := filepath.Abs(dir)
+	if err != nil {
+		return err
+	}
+	// One that is there already may owe that to a start which was cut short here.
+	made := []string{dir}
+	for d := filepath.Dir(dir); ; d = filepath.Dir(d) {
+		if _, err := os.Stat(d); !errors.Is(err, fs.ErrNotExist) {
+			break
+		}
+		made = append(made, d)
+	}
+	_, err = os.Stat(dir)
+	isNew := errors.Is(err, fs.ErrNotExist)
+	if err := os.MkdirAll(dir, 0o755); err != nil {
+		return err
+	}
+	for _, d := range made {
+		// Whoever prepared the directory for us may keep the one above it to himself.
+		if err := syncDir(filepath.Dir(d)); err != nil && (isNew || !errors.Is(err, fs.ErrPermission)) {
+			return err
+		}
+	}
+	return nil
+}
+
 func syncDir(dir string) error {
 	d, err := os.Open(dir)
 	if err != nil {

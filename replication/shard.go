@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"os"
 	"path/filepath"
 	"sync"
 	"sync/atomic"
@@ -186,7 +185,7 @@ func Open(o Options) (*Shard, error) {
 
 func (s *Shard) open() (err error) {
 	o := s.opts
-	if err := os.MkdirAll(o.Dir, 0o755); err != nil {
+	if err := makeDir(o.Dir); err != nil {
 		return fmt.Errorf("data directory: %w", err)
 	}
 	if s.lock, err = lockDir(o.Dir); err != nil {

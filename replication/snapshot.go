@@ -43,7 +43,7 @@ var errOneNode = errors.New("snapshots are not sent between nodes: this cluster 
 
 // openSnapshots opens the store and removes what a crash left half done.
 func openSnapshots(dir string, log *zap.Logger) (*snapshotStore, error) {
-	if err := os.MkdirAll(dir, 0o755); err != nil {
+	if err := makeDir(dir); err != nil {
 		return nil, fmt.Errorf("snapshots: %w", err)
 	}
 	entries, err := os.ReadDir(dir)
