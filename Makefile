@@ -77,7 +77,7 @@ generate: ## Regenerate the code of the protos and the documentation that comes 
 .PHONY: check-generated
 check-generated: ## Fail if what `make generate` makes differs from what is committed
 	tools/check-generated.sh
-	$(GO) test ./internal/docgen
+	$(GO) test -run '^TestDocumentsAreCurrent$$' ./internal/docgen
 
 .PHONY: clean
 clean: ## Remove what was built; leaves data directories alone
