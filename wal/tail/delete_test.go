@@ -88,6 +88,31 @@ func TestDeleteRangeAtEveryIndex(t *testing.T) {
 	}
 }
 
+// A reader that had looked up a record before it was deleted finds that out, whatever it
+// then reads: its file may be gone, or hold another record there.
+func TestDeletionIsSeenByAReadThatBeganBefore(t *testing.T) {
+	t.Parallel()
+	for name, change := range map[string]func(*Log) error{
+		"front": func(l *Log) error { return l.DeleteRange(1, 20) },
+		"back":  func(l *Log) error { return l.DeleteRange(2, 30) },
+		"all":   func(l *Log) error { return l.DeleteRange(1, 30) },
+		"jump":  func(l *Log) error { return l.StoreLogs(entries(100, 101, 1)) },
+	} {
+		l := mustOpen(t, t.TempDir())
+		mustStore(t, l, entries(1, 30, 1))
+		p, err := l.find(2)
+		if err := errors.Join(err, change(l)); err != nil {
+			t.Fatal(err)
+		}
+		if p.gen == l.gen.Load() {
+			t.Errorf("%s: a read of index 2 would take what it finds for the record", name)
+		}
+		if err := l.GetLog(2, new(raft.Log)); err != raft.ErrLogNotFound {
+			t.Errorf("%s: want raft.ErrLogNotFound, got %v", name, err)
+		}
+	}
+}
+
 // Front deletion removes whole segment files; nothing is rewritten.
 func TestDeleteFrontRemovesFiles(t *testing.T) {
 	t.Parallel()
