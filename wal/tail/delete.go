@@ -120,6 +120,9 @@ func (l *Log) deleteBack(index uint64) error {
 	if err := l.ops.step("wrote intent"); err != nil {
 		return err
 	}
+	// No file may go while tidwall, opened again below, lists the directory.
+	l.dmu.Lock()
+	defer l.dmu.Unlock()
 	if err := errors.Join(l.w.Close(), l.active.Close()); err != nil {
 		return err
 	}

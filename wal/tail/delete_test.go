@@ -6,7 +6,9 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"sync"
 	"testing"
+	"time"
 
 	"github.com/hashicorp/raft"
 )
@@ -417,6 +419,40 @@ func TestFrontDeletionDoesNotHoldUpAppends(t *testing.T) {
 		t.Fatal(err)
 	}
 	wantLog(t, l, entries(31, 80, 1))
+}
+
+// tidwall/wal, opened again after a deletion at the back, fails if a file goes while it lists
+// the directory. So that waits for a deletion at the front to end.
+func TestDeletionAtTheBackWaitsForOneAtTheFront(t *testing.T) {
+	t.Parallel()
+	removing, cut := make(chan struct{}), make(chan struct{})
+	var once sync.Once
+	ops := realOps()
+	ops.step = func(s string) error {
+		switch {
+		case s == "cut segment":
+			close(cut)
+		case strings.HasPrefix(s, "remove "):
+			once.Do(func() {
+				close(removing)
+				select {
+				case <-cut:
+					t.Error("the back was cut while files of the front were being removed")
+				case <-time.After(100 * time.Millisecond): // long enough for it to happen
+				}
+			})
+		}
+		return nil
+	}
+	l := mustOpenWith(t, Options{Dir: t.TempDir(), SegmentSize: small}, ops)
+	mustStore(t, l, entries(1, 40, 1))
+	deleted := make(chan error)
+	go func() { deleted <- l.DeleteRange(1, 20) }() // ends with the timer
+	<-removing
+	if err := errors.Join(l.DeleteRange(39, 40), <-deleted); err != nil {
+		t.Fatal(err)
+	}
+	wantLog(t, l, entries(21, 38, 1))
 }
 
 func TestForeignFilesAreLeftAlone(t *testing.T) {

@@ -64,7 +64,8 @@ type Log struct {
 	frame   []byte
 	pending []span
 
-	// dmu serialises the removal of files, which goes on after wmu is released. Taken
+	// dmu serialises the removal of files, which goes on after wmu is released, and what
+	// must not see one. Taken
 	// while wmu is held, never the other way round.
 	dmu sync.Mutex
 

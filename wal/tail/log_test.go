@@ -437,25 +437,40 @@ func TestConcurrentRandomReadersWhileWriting(t *testing.T) {
 			}
 		})
 	}
+	appended := make(chan struct{})
 	writers.Go(func() {
+		defer close(appended)
 		next, term := uint64(201), uint64(1)
 		for round := range 40 {
 			if err := l.StoreLogs(entries(next, next+9, term)); err != nil {
 				t.Error(err)
 			}
 			next += 10
-			switch round % 10 {
-			case 3: // as raft's snapshots do
-				first, err := l.FirstIndex()
-				if err := errors.Join(err, l.DeleteRange(first, first+20)); err != nil {
-					t.Error(err)
-				}
-			case 7: // as a new leader does
+			if round%4 == 3 { // as a new leader does
 				if err := l.DeleteRange(next-25, next-1); err != nil {
 					t.Error(err)
 				}
 				next -= 25
 				term = 1 + term%3
+			}
+		}
+	})
+	writers.Go(func() { // as raft's snapshots do, beside the appends
+		for {
+			select {
+			case <-appended:
+				return
+			default:
+			}
+			first, err1 := l.FirstIndex()
+			last, err2 := l.LastIndex()
+			if err := errors.Join(err1, err2); err != nil {
+				t.Error(err)
+			}
+			if last > first+60 {
+				if err := l.DeleteRange(first, first+8); err != nil {
+					t.Error(err)
+				}
 			}
 		}
 	})
