@@ -18,7 +18,7 @@ var ErrClosed = errors.New("history: store is closed")
 var ErrViewsHeld = errors.New("history: views are still held")
 
 // repair is what an operator can do about damaged files.
-const repair = "nothing was changed; check the disk, then put the directory back from a backup, " +
+const repair = "check the disk, then put the directory back from a backup, " +
 	"or remove the whole directory: while the raft log reaches back to its first entry, the history is rebuilt from it at the next start"
 
 // storageError wraps an error of Pebble's: damage is marked with record.ErrCorrupt and names
@@ -37,9 +37,6 @@ func storageError(doing string, err error) error {
 	if info := pebble.ExtractDataCorruptionInfo(err); info != nil {
 		where = " in " + info.Path
 	}
-	if errors.Is(err, record.ErrCorrupt) {
-		return fmt.Errorf("history: %s: damage%s: %w", doing, where, err)
-	}
 	return &damage{text: fmt.Sprintf("history: %s: damage%s: %s; %s", doing, where, firstLine(err), repair), cause: err}
 }
 
@@ -50,15 +47,17 @@ type damage struct {
 	cause error
 }
 
-func (d *damage) Error() string   { return d.text }
-func (d *damage) Unwrap() []error { return []error{record.ErrCorrupt, d.cause} }
+func (d *damage) Error() string { return d.text }
+
+// Unwrap matches record.ErrCorrupt and whatever the cause is.
+func (d *damage) Unwrap() []error {
+	if d.cause == nil {
+		return []error{record.ErrCorrupt}
+	}
+	return []error{record.ErrCorrupt, d.cause}
+}
 
 func firstLine(err error) string {
 	line, _, _ := strings.Cut(err.Error(), "\n")
 	return line
-}
-
-// openError says what is wrong with a directory that does not open.
-func openError(dir string, err error) error {
-	return storageError("open "+dir, err)
 }

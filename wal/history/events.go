@@ -39,21 +39,37 @@ func (s *Store) report(err error) {
 	s.onFatal(err)
 }
 
+// background hands an error of a flush or a compaction to its owner. Pebble tries again
+// without a pause, and the loader of table statistics does so for ever, so an error is only
+// passed on if it is not the one before once more.
+func (s *Store) background(err error) {
+	err = storageError("flush or compaction in "+s.dir, err)
+	text := err.Error()
+	if last := s.lastBackground.Swap(&text); last != nil && *last == text {
+		return
+	}
+	if s.onBackground == nil {
+		s.report(err)
+		return
+	}
+	s.log.Error(text)
+	s.onBackground(err)
+}
+
 func (s *Store) listener() *pebble.EventListener {
 	return &pebble.EventListener{
-		BackgroundError: func(err error) {
-			err = storageError("flush or compaction in "+s.dir, err)
-			if s.onBackground == nil {
-				s.report(err)
-				return
-			}
-			s.log.Error(err.Error())
-			s.onBackground(err)
-		},
+		BackgroundError: s.background,
 		// Whoever came across the damage gets it as an error, too: a reader's is that reader's
 		// alone, a compaction's comes as a background error.
 		DataCorruption: func(info pebble.DataCorruptionInfo) {
-			s.log.Error("history: damaged file", zap.String("file", info.Path), zap.Error(info.Details))
+			if last := s.lastDamaged.Swap(&info.Path); last == nil || *last != info.Path {
+				s.log.Error("history: damaged file", zap.String("file", info.Path), zap.Error(info.Details))
+			}
+		},
+		FlushEnd: func(info pebble.FlushInfo) {
+			if info.Err == nil {
+				s.lastBackground.Store(nil)
+			}
 		},
 		DiskSlow: func(info pebble.DiskSlowInfo) {
 			s.log.Warn("history: " + info.String())

@@ -46,6 +46,9 @@ type Options struct {
 	// it could not write and tries again at once, and again, so somebody has to act. nil
 	// passes the error to OnFatal.
 	OnBackgroundError func(error)
+
+	// tune changes Pebble's options: tests make everything small and frequent with it.
+	tune func(*pebble.Options)
 }
 
 // MemoryBytes is the most that block cache and memtables take together.
@@ -133,11 +136,14 @@ func (o *Options) pebbleOptions() *pebble.Options {
 		// Two cores serve clients as well: one compaction, two under pressure.
 		CompactionConcurrencyRange: func() (int, int) { return 1, 2 },
 		LBaseMaxBytes:              64 << 20,
+		// Each file is created, synced and entered in the directory at the cost of an fsync or
+		// two, so make few: tables of 8 MiB in L0, and twice that a level.
+		TargetFileSizes: [7]int64{8 << 20},
 
 		// Fsyncs of tables share the disk with the fsync that clients wait for: hand the
 		// pages to the disk in small steps.
 		BytesPerSync: 512 << 10,
-		MaxOpenFiles: 1000,
+		MaxOpenFiles: 2000,
 	}
 	p.Experimental.L0CompactionConcurrency = 6
 	// A read never causes a compaction: there are no tombstones to wade through, and the
@@ -146,9 +152,13 @@ func (o *Options) pebbleOptions() *pebble.Options {
 	p.Experimental.SpanPolicyFunc = spanPolicy
 	p.Experimental.ValueSeparationPolicy = func() pebble.ValueSeparationPolicy {
 		return pebble.ValueSeparationPolicy{
-			Enabled:               true,
-			MinimumSize:           separateFrom,
-			MaxBlobReferenceDepth: 10,
+			Enabled:     true,
+			MinimumSize: separateFrom,
+			// How many blob files the values of one key range may lie in before a compaction
+			// writes them into one again. At 10, values of aggregates written at random are
+			// rewritten about every third compaction; reading one aggregate goes through its
+			// files in the order of writing at any depth.
+			MaxBlobReferenceDepth: 30,
 			// Batches are only dropped by trim and delete; give those time to add up.
 			RewriteMinimumAge:  5 * time.Minute,
 			TargetGarbageRatio: 0.3,

@@ -8,8 +8,6 @@ import (
 
 	"github.com/cockroachdb/pebble/v2"
 	"go.uber.org/zap"
-
-	"github.com/tidemark-db/tidemark/wal/record"
 )
 
 // Store is the history on disk. Commit and View may be called concurrently; Commit by one
@@ -22,6 +20,8 @@ type Store struct {
 	onFatal, onBackground func(error)
 	// fatal is set before OnFatal is called: from then on nothing touches Pebble any more.
 	fatal atomic.Pointer[error]
+	// What was reported last, so that it is not reported over and over.
+	lastBackground, lastDamaged atomic.Pointer[string]
 
 	// commitMu is held over a commit, so that a view never falls between Pebble's state and
 	// the Applied that describes it.
@@ -33,73 +33,7 @@ type Store struct {
 	closed  bool                    // under commitMu
 
 	snapshots reaper
-}
-
-// Open opens the store in o.Dir, or creates it. It does not wait for compactions. The caller
-// must Close it.
-//
-// What it holds is the state at exactly Applied; whatever was applied after that, before a
-// crash, has to be applied again from the raft log.
-//
-// Damage found while opening is an error that names the file and matches record.ErrCorrupt.
-// Tables are not read through: damage inside one is found by the read or the compaction that
-// comes across it.
-func Open(o Options) (*Store, error) {
-	if err := o.validate(); err != nil {
-		return nil, err
-	}
-	s := &Store{dir: o.Dir, log: o.Logger, onFatal: o.OnFatal, onBackground: o.OnBackgroundError}
-	if s.log == nil {
-		s.log = zap.NewNop()
-	}
-	p := o.pebbleOptions()
-	// Pebble takes the memtables out of the block cache's size: add them, or the cache is
-	// empty whenever the memtables are full.
-	cache := pebble.NewCache(o.MemoryBytes())
-	defer cache.Unref()
-	p.Cache = cache
-	p.Logger = pebbleLogger{s}
-	p.EventListener = s.listener()
-	if p.FS == nil {
-		p.WithFSDefaults()
-	}
-
-	db, err := pebble.Open(o.Dir, p)
-	if err != nil {
-		return nil, openError(o.Dir, err)
-	}
-	s.db = db
-	a, err := s.recoverApplied()
-	if err != nil {
-		return nil, errors.Join(err, db.Close())
-	}
-	s.applied.Store(&a)
-	s.snapshots.start()
-	return s, nil
-}
-
-// recoverApplied reads m/applied. Only an empty store may be without.
-func (s *Store) recoverApplied() (Applied, error) {
-	v, closer, err := s.db.Get([]byte(keyApplied))
-	if err == nil {
-		a, err := decodeApplied(v)
-		return a, storageError("open "+s.dir, errors.Join(err, closer.Close()))
-	}
-	if !errors.Is(err, pebble.ErrNotFound) {
-		return Applied{}, storageError("open "+s.dir, err)
-	}
-	it, err := s.db.NewIter(nil)
-	if err != nil {
-		return Applied{}, storageError("open "+s.dir, err)
-	}
-	holds := it.First()
-	if err := it.Close(); err != nil {
-		return Applied{}, storageError("open "+s.dir, err)
-	}
-	if holds {
-		return Applied{}, fmt.Errorf("%w: history in %s holds keys but no m/applied, so nothing says which entries it has; %s", record.ErrCorrupt, s.dir, repair)
-	}
-	return Applied{}, nil
+	lock      *pebble.Lock
 }
 
 // Applied is how far the store is: as recovered by Open, then as of the last Commit.
@@ -238,5 +172,5 @@ func (s *Store) Close() error {
 	if !stopped {
 		return nil // closed before
 	}
-	return storageError("close "+s.dir, errors.Join(s.db.Flush(), s.db.Close()))
+	return storageError("close "+s.dir, errors.Join(s.db.Flush(), s.db.Close(), s.lock.Close()))
 }

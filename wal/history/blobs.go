@@ -1,0 +1,107 @@
+package history
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"strings"
+
+	"github.com/cockroachdb/pebble/v2"
+	"github.com/cockroachdb/pebble/v2/sstable"
+	"github.com/cockroachdb/pebble/v2/sstable/blob"
+	"github.com/cockroachdb/pebble/v2/vfs"
+)
+
+// Pebble v2.1.7 checks at Open that every table is there and as long as it should be, but does
+// not look at blob files, and panics when it comes across one that is missing or whose footer
+// is damaged: fileCacheHandle.findOrCreateBlob reports a corruption of "nil", and
+// DB.reportCorruption panics on that. Both are kept from it: blobFS checks the footer of a
+// blob file whenever one is opened, and checkBlobs, in Open, that none is missing.
+
+const blobExt = ".blob"
+
+// blobFS is a file system that opens no damaged blob file. Its errors are not marked as
+// corruption for Pebble, which therefore only passes them on.
+type blobFS struct{ vfs.FS }
+
+// Unwrap gives Pebble the file system below.
+func (fs blobFS) Unwrap() vfs.FS { return fs.FS }
+
+// Open opens a file for reading.
+func (fs blobFS) Open(name string, opts ...vfs.OpenOption) (vfs.File, error) {
+	f, err := fs.FS.Open(name, opts...)
+	if !strings.HasSuffix(name, blobExt) {
+		return f, err
+	}
+	if errors.Is(err, os.ErrNotExist) {
+		return nil, &damage{text: fmt.Sprintf("blob file %s is missing", name)}
+	}
+	if err != nil {
+		return nil, err
+	}
+	if err := checkFooter(f); err != nil {
+		text := fmt.Sprintf("blob file %s: %s", name, firstLine(err))
+		if !pebble.IsCorruptionError(err) {
+			return nil, errors.Join(fmt.Errorf("%s: %w", text, err), f.Close())
+		}
+		if err := f.Close(); err != nil {
+			return nil, err
+		}
+		return nil, &damage{text: text}
+	}
+	return f, nil
+}
+
+// checkFooter reads the footer of a blob file, which must have its checksum.
+func checkFooter(f vfs.File) error {
+	r, err := sstable.NewSimpleReadable(f)
+	if err != nil {
+		return err
+	}
+	// The reader is not closed: that would close the file.
+	_, err = blob.NewFileReader(context.Background(), r, blob.FileReaderOptions{})
+	return err
+}
+
+// checkBlobs finds blob files that tables refer to and that are not there; present is what
+// was in the directory before it was opened.
+//
+// Tables name a blob file by an id, which is its number until the file is rewritten to drop
+// garbage. So a number without a file is only missing for certain if there are fewer files
+// under other numbers to account for it.
+func checkBlobs(db *pebble.DB, fs vfs.FS, dir string, present []string) error {
+	spare := map[string]bool{}
+	for _, name := range present {
+		if strings.HasSuffix(name, blobExt) {
+			spare[name] = true
+		}
+	}
+	levels, err := db.SSTables()
+	if err != nil {
+		return err
+	}
+	referred := map[string]bool{}
+	for _, tables := range levels {
+		for i := range tables {
+			for _, id := range tables[i].GetBlobReferenceFiles() {
+				referred[fmt.Sprintf("%06d%s", uint64(id), blobExt)] = true
+			}
+		}
+	}
+	var missing []string
+	for name := range referred {
+		if !spare[name] {
+			missing = append(missing, name)
+		}
+		delete(spare, name)
+	}
+	if len(missing) > len(spare) {
+		first := missing[0]
+		for _, name := range missing {
+			first = min(first, name)
+		}
+		return &damage{text: fmt.Sprintf("blob file %s and %d others are missing", fs.PathJoin(dir, first), len(missing)-1)}
+	}
+	return nil
+}
