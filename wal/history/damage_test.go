@@ -1,0 +1,277 @@
+package history
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/cockroachdb/pebble/v2"
+	"github.com/cockroachdb/pebble/v2/vfs"
+	"github.com/cockroachdb/pebble/v2/vfs/errorfs"
+
+	"github.com/tidemark-db/tidemark/wal/record"
+)
+
+// template makes a closed store with tables and blob files and returns its files.
+func template(t *testing.T) (files map[string][]byte, w *workload) {
+	t.Helper()
+	dir := t.TempDir()
+	s, err := Open(Options{Dir: dir, MemTableBytes: MinMemTableBytes})
+	if err != nil {
+		t.Fatal(err)
+	}
+	w = newWorkload(1)
+	b := s.NewBatch()
+	for range 60 {
+		w.commit(t, s, b, 3)
+	}
+	if err := s.Close(); err != nil {
+		t.Fatal(err)
+	}
+	entries, err := os.ReadDir(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	files = map[string][]byte{}
+	for _, e := range entries {
+		if files[e.Name()], err = os.ReadFile(filepath.Join(dir, e.Name())); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return files, w
+}
+
+// TestDamage: whatever happens to a file, opening or reading says so, names it, and no state
+// but one that was committed is ever read.
+func TestDamage(t *testing.T) {
+	files, w := template(t)
+	kinds := map[string]string{
+		"MANIFEST": "MANIFEST-", "OPTIONS": "OPTIONS-", "table": ".sst", "blob file": ".blob",
+		"manifest marker": "marker.manifest", "format marker": "marker.format-version",
+	}
+	damages := map[string]func([]byte) []byte{
+		"removed": nil,
+		"cut":     func(b []byte) []byte { return b[:len(b)*9/10] },
+		"emptied": func([]byte) []byte { return nil },
+		"zeroed":  func(b []byte) []byte { clear(b[len(b)/2:]); return b },
+		"flipped": func(b []byte) []byte {
+			for i := 20; i < len(b); i += 50 {
+				b[i] ^= 0x10
+			}
+			return b
+		},
+	}
+	// What still opens and reads as it was: Pebble only takes the options as a warning, and a
+	// MANIFEST that ends early is one whose last edits are gone, tables and all.
+	harmless := map[string]bool{"OPTIONS removed": true, "OPTIONS cut": true, "OPTIONS emptied": true}
+	for kind, pattern := range kinds {
+		victim := ""
+		for name := range files {
+			if strings.HasPrefix(name, pattern) || strings.HasSuffix(name, pattern) {
+				victim = max(victim, name)
+			}
+		}
+		for how, damage := range damages {
+			if len(files[victim]) == 0 && damage != nil {
+				continue // markers are empty files
+			}
+			t.Run(kind+" "+how, func(t *testing.T) {
+				dir := t.TempDir()
+				for name, content := range files {
+					content := append([]byte(nil), content...)
+					if name == victim {
+						if damage == nil {
+							continue
+						}
+						content = damage(content)
+					}
+					if err := os.WriteFile(filepath.Join(dir, name), content, 0o600); err != nil {
+						t.Fatal(err)
+					}
+				}
+				err := readAll(dir, w)
+				if harmless[kind+" "+how] {
+					if err != nil {
+						t.Error(err)
+					}
+					return
+				}
+				if !errors.Is(err, record.ErrCorrupt) {
+					t.Fatalf("error is %v, want damage", err)
+				}
+				text := err.Error()
+				named := strings.Contains(text, victim) || strings.Contains(text, strings.TrimLeft(strings.SplitN(victim, ".", 2)[0], "0"))
+				// Without the MANIFEST's end, what is missed are the tables that it speaks of; without
+				// a marker, it is Pebble that says it.
+				if kind == "MANIFEST" {
+					named = named || strings.Contains(text, "(type sstable)")
+				}
+				if kind == "manifest marker" {
+					named = strings.Contains(text, "marker.manifest")
+				}
+				if kind == "format marker" {
+					named = strings.Contains(text, dir)
+				}
+				if !named || !strings.Contains(text, "put the directory back from a backup") {
+					t.Errorf("the error neither names %s nor says what to do: %v", victim, err)
+				}
+			})
+		}
+	}
+}
+
+// readAll opens the store and compares all of it.
+func readAll(dir string, w *workload) error {
+	background := make(chan error, 100)
+	s, err := Open(Options{Dir: dir, MemTableBytes: MinMemTableBytes, OnBackgroundError: func(err error) { background <- err }})
+	if err != nil {
+		return err
+	}
+	v := s.View()
+	err = w.check(v)
+	if v.Applied() != w.applied {
+		err = errors.Join(err, fmt.Errorf("at %v, want %v", v.Applied(), w.applied))
+	}
+	v.Release()
+	if err := storageError("read", err); err != nil {
+		// After damage, Close may fail as well.
+		return errors.Join(err, s.Close())
+	}
+	return s.Close()
+}
+
+// TestDirectoryInUse: two stores never share a directory.
+func TestDirectoryInUse(t *testing.T) {
+	dir := t.TempDir()
+	open(t, Options{Dir: dir})
+	if _, err := Open(Options{Dir: dir}); err == nil || !strings.Contains(err.Error(), dir+" is in use (lock held by current process)") {
+		t.Errorf("opened a second time: %v", err)
+	}
+}
+
+// TestFullDisk: a flush that fails is reported once, loses nothing, and goes through once
+// there is room.
+func TestFullDisk(t *testing.T) {
+	full := &errorfs.Toggle{Injector: errorfs.InjectorFunc(func(op errorfs.Op) error {
+		if op.Kind == errorfs.OpFileWrite && strings.HasSuffix(op.Path, ".sst") {
+			return &os.PathError{Op: "write", Path: op.Path, Err: syscall.ENOSPC}
+		}
+		return nil
+	})}
+	reports := make(chan error, 1000)
+	s := open(t, Options{
+		Dir: "h", FS: errorfs.Wrap(vfs.NewMem(), full), OnBackgroundError: func(err error) { reports <- err },
+	})
+	commit(t, s, func(b *Batch) { b.PutHead(key("1"), &Head{Version: 7}) })
+	full.On()
+	flushed := make(chan error)
+	go func() { flushed <- s.Flush() }()
+	if err := <-reports; !errors.Is(err, syscall.ENOSPC) || errors.Is(err, record.ErrCorrupt) {
+		t.Errorf("reported: %v", err)
+	}
+	v := s.View()
+	if h, ok, err := v.Head(key("1")); !ok || err != nil || h.Version != 7 {
+		t.Errorf("on the full disk the head is %v, %t, %v", h, ok, err)
+	}
+	v.Release()
+	full.Off()
+	if err := <-flushed; err != nil {
+		t.Error(err)
+	}
+	// Each attempt writes to a file of its own, whose name is part of the error.
+	t.Logf("%d more attempts failed", len(reports))
+}
+
+// TestFatal: when Pebble cannot write its MANIFEST, the owner is told, and nothing touches
+// Pebble after that.
+func TestFatal(t *testing.T) {
+	broken := &errorfs.Toggle{Injector: errorfs.InjectorFunc(func(op errorfs.Op) error {
+		if op.Kind == errorfs.OpFileSync && strings.Contains(op.Path, "MANIFEST") {
+			return &os.PathError{Op: "sync", Path: op.Path, Err: syscall.EIO}
+		}
+		return nil
+	})}
+	fatal := make(chan error, 1)
+	s, err := Open(Options{Dir: "h", FS: errorfs.Wrap(vfs.NewMem(), broken), OnFatal: func(err error) { fatal <- err }})
+	if err != nil {
+		t.Fatal(err)
+	}
+	commit(t, s, func(b *Batch) { b.PutHead(key("1"), &Head{Version: 7}) })
+	broken.On()
+	go func() { _ = s.Flush() }() // never returns: the flush stopped with the error
+	want := "MANIFEST sync failed"
+	if err := <-fatal; !strings.Contains(err.Error(), want) || !strings.Contains(err.Error(), "the process must end") {
+		t.Errorf("OnFatal got %v", err)
+	}
+	b := s.NewBatch()
+	b.SetApplied(Applied{Index: 2})
+	v := s.View()
+	defer v.Release()
+	_, _, errHead := v.Head(key("1"))
+	for name, err := range map[string]error{"Commit": s.Commit(b), "Flush": s.Flush(), "Close": s.Close(), "Head": errHead} {
+		if err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%s after that: %v", name, err)
+		}
+	}
+}
+
+// TestOpenDoesNotWaitForCompactions: a store with much to compact opens before the compaction
+// that starts then is done. Pebble used to wait for it, because it found an empty log of its
+// own, flushed that, and started the compaction too early.
+func TestOpenDoesNotWaitForCompactions(t *testing.T) {
+	fs := vfs.NewMem()
+	s, err := Open(Options{Dir: "h", FS: fs, tune: func(p *pebble.Options) { p.DisableAutomaticCompactions = true }})
+	if err != nil {
+		t.Fatal(err)
+	}
+	w := newWorkload(2)
+	b := s.NewBatch()
+	for range 8 {
+		w.commit(t, s, b, 5)
+		if err := s.Flush(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := s.Close(); err != nil {
+		t.Fatal(err)
+	}
+
+	began, opened := make(chan struct{}, 1), make(chan struct{})
+	finish := sync.OnceFunc(func() { close(opened) })
+	slow := errorfs.Wrap(fs, errorfs.InjectorFunc(func(op errorfs.Op) error {
+		if op.Kind == errorfs.OpCreate && strings.HasSuffix(op.Path, ".sst") {
+			select {
+			case began <- struct{}{}:
+			default:
+			}
+			<-opened
+		}
+		return nil
+	}))
+	result := make(chan error, 1)
+	go func() {
+		s, err := Open(Options{Dir: "h", FS: slow})
+		if err == nil {
+			<-began // it did have something to compact
+			finish()
+			err = s.Close()
+		}
+		result <- err
+	}()
+	select {
+	case err := <-result:
+		if err != nil {
+			t.Error(err)
+		}
+	case <-time.After(20 * time.Second):
+		t.Error("Open waits for a compaction, or none began")
+		finish()
+		<-result
+	}
+}
