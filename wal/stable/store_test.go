@@ -332,6 +332,28 @@ func TestFlippedValueIsFoundAtRead(t *testing.T) {
 	}
 }
 
+// A key that was set and is gone is not a key that was never set.
+func TestLostKeyIsFound(t *testing.T) {
+	t.Parallel()
+	path := filepath.Join(t.TempDir(), "stable.db")
+	s := mustOpen(t, path)
+	k := []byte(keysKey)
+	if err := errors.Join(s.SetUint64([]byte("CurrentTerm"), 5), s.db.Set(k, appendFrame(nil, k, appendKeys(nil, []string{"CurrentTerm", "LastVoteTerm"}))), s.Close()); err != nil {
+		t.Fatal(err)
+	}
+	_, err := Open(Options{Path: path})
+	want := fmt.Sprintf("%s: key %q: expected a value, found none", path, "LastVoteTerm")
+	if !errors.Is(err, ErrDamaged) || !strings.Contains(err.Error(), want) {
+		t.Fatalf("want %q, got %v", want, err)
+	}
+	// Under a running store as well.
+	s = mustOpen(t, filepath.Join(t.TempDir(), "stable.db"))
+	s.keys, s.o.OnFatal = append(s.keys, "LastVoteTerm"), nil
+	if _, err := s.Get([]byte("LastVoteTerm")); !errors.Is(err, ErrDamaged) || !errors.Is(err, ErrPoisoned) {
+		t.Fatalf("want damage, got %v", err)
+	}
+}
+
 // However short the file becomes, it is refused.
 func TestTruncatedFile(t *testing.T) {
 	t.Parallel()
