@@ -30,7 +30,9 @@ func newRefusal(client string, w *record.Write, state *writeState, v verdict, ro
 		Mark:           state.mark,
 	}
 	if w.Flags&record.FlagHasExpected != 0 {
-		f.ExpectedVersion = &w.Expected
+		// A copy: Apply reads the next request of the entry into the same memory.
+		expected := w.Expected
+		f.ExpectedVersion = &expected
 	}
 	if v.open {
 		ahead := state.ahead()
