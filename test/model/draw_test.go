@@ -46,10 +46,12 @@ func (d *drawer) next() *rapid.Generator[op] {
 			return d.read(t)
 		case d.w.holding && n < 94:
 			return d.append(t)
-		case d.w.holding:
-			return op{verb: "release"}
 		case d.restarts > 0 && below(t, d.restarts) == 0:
 			return op{verb: pick(t, "restart", "crash", "rebuild"), args: some(pick(t, "", "cache=0", "cache=1", "cache=2"))}
+		case d.w.holding && len(d.w.calls) > 1 && !d.w.waits() && chance(t, 40):
+			return op{verb: "lose"}
+		case d.w.holding:
+			return op{verb: "release"}
 		case d.holds:
 			return op{verb: "hold"}
 		}
@@ -297,7 +299,7 @@ func outcome(m *Model, req *pb.AppendRequest) string {
 		return out
 	case a.Codes != nil:
 		return strconv.Itoa(int(a.Codes[0]))
-	case a.Original != nil:
+	case a.Results != nil:
 		return "confirmed"
 	case a.Wait != nil:
 		return "waits"

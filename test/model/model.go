@@ -31,12 +31,13 @@ type aggregate struct {
 type InFlight struct{ req *pb.AppendRequest }
 
 // Answer is what an append is told; exactly one field is set. Codes is for refusals that
-// have no AppendFailure, and lists the ones that would do. Wait is CONFIRM attached to the same write in flight: its
-// answer is what that request's will be.
+// have no AppendFailure, and lists the ones that would do. Results is where it landed, or
+// where CONFIRM found it. Wait is CONFIRM attached to the same write in flight: its answer
+// is what that request's will be.
 type Answer struct {
 	Codes    []pb.ErrorCode
 	Failure  *pb.AppendFailure
-	Original []*pb.WriteResult
+	Results  []*pb.WriteResult
 	Wait     *InFlight
 	Admitted *InFlight
 }
@@ -53,6 +54,17 @@ func (m *Model) Append(req *pb.AppendRequest) Answer {
 	if req.GetTimeline() != "" && req.GetTimeline() != m.Timeline {
 		return Answer{Codes: []pb.ErrorCode{pb.ErrorCode_ERROR_CODE_TIMELINE_MISMATCH}}
 	}
+	answer := m.judge(req)
+	if answer == nil {
+		r := &InFlight{req: proto.Clone(req).(*pb.AppendRequest)}
+		m.flight = append(m.flight, r)
+		return Answer{Admitted: r}
+	}
+	return *answer
+}
+
+// judge is steps 2 and 3 of 2.1, and 2.5; nil = the request passes.
+func (m *Model) judge(req *pb.AppendRequest) *Answer {
 	var failure *pb.AppendFailure
 	for _, check := range []func(*standing) pb.ErrorCode{existence, guard, idempotency} {
 		for i := range req.GetWrites() {
@@ -63,24 +75,22 @@ func (m *Model) Append(req *pb.AppendRequest) Answer {
 		}
 	}
 	if failure == nil {
-		r := &InFlight{req: proto.Clone(req).(*pb.AppendRequest)}
-		m.flight = append(m.flight, r)
-		return Answer{Admitted: r}
+		return nil
 	}
 	// 2.5: before answering 2002, 2003, 2005, 2006 or 2013, not 2030.
 	if req.GetOnDuplicate() == pb.OnDuplicate_ON_DUPLICATE_CONFIRM && failure.Code != pb.ErrorCode_ERROR_CODE_CLIENT_SEQUENCE_GAP {
 		for _, commit := range m.commits {
 			if original := m.original(req, commit); original != nil {
-				return Answer{Original: original}
+				return &Answer{Results: original}
 			}
 		}
 		for _, r := range m.flight {
 			if sameRequest(req, r.req) {
-				return Answer{Wait: r}
+				return &Answer{Wait: r}
 			}
 		}
 	}
-	return Answer{Failure: failure}
+	return &Answer{Failure: failure}
 }
 
 // standing is everything that the checks of one write look at, of one moment.
@@ -203,12 +213,19 @@ func (m *Model) failure(code pb.ErrorCode, req *pb.AppendRequest, i int, s *stan
 	return f
 }
 
-// Commit decides the oldest request in flight: it lands, at the given time of admission.
-func (m *Model) Commit(r *InFlight, at *timestamppb.Timestamp) []*pb.WriteResult {
+// Decide applies the oldest request in flight, admitted at the given time. What counts is
+// what is committed by then: it lands, unless one before it was lost that it built on.
+func (m *Model) Decide(r *InFlight, at *timestamppb.Timestamp) Answer {
 	if m.flight[0] != r {
-		panic("the contract commits in the order of admission")
+		panic("the contract decides in the order of admission")
 	}
-	m.flight = m.flight[1:]
+	rest := m.flight[1:]
+	m.flight = nil
+	answer := m.judge(r.req)
+	m.flight = rest
+	if answer != nil {
+		return *answer
+	}
 	var commit []*pb.Batch
 	first := m.position + 1
 	for _, w := range r.req.GetWrites() {
@@ -234,7 +251,7 @@ func (m *Model) Commit(r *InFlight, at *timestamppb.Timestamp) []*pb.WriteResult
 		commit = append(commit, b)
 	}
 	m.commits = append(m.commits, commit)
-	return m.results(commit, r.req)
+	return Answer{Results: m.results(commit, r.req)}
 }
 
 // record numbers the events, seals the batch into the chain and keeps it.
@@ -252,8 +269,10 @@ func (a *aggregate) record(b *pb.Batch, events []*pb.NewEvent) {
 	a.batches = append(a.batches, b)
 }
 
-// Lose drops everything in flight, as a crash before replication does.
-func (m *Model) Lose() { m.flight = nil }
+// Lose takes a request out of flight that is in no log.
+func (m *Model) Lose(r *InFlight) {
+	m.flight = slices.DeleteFunc(slices.Clone(m.flight), func(o *InFlight) bool { return o == r })
+}
 
 // results lists where the writes of req landed, in the order of the request.
 func (m *Model) results(commit []*pb.Batch, req *pb.AppendRequest) []*pb.WriteResult {

@@ -10,6 +10,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/hashicorp/raft"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials/insecure"
 
@@ -31,34 +32,47 @@ type node struct {
 
 // gate stands before raft: while it is shut, what is admitted stays in flight.
 type gate struct {
-	mu   sync.Mutex
-	shut chan struct{} // closed when it opens; nil = open
+	mu    sync.Mutex
+	shut  chan struct{} // closed when it opens; nil = open
+	stood chan struct{} // closed when an entry stands before it
+	lose  bool          // the entry that stands first is given back
 }
 
 func (g *gate) hold() {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	if g.shut == nil {
-		g.shut = make(chan struct{})
+		g.shut, g.stood = make(chan struct{}), make(chan struct{})
 	}
 }
 
-func (g *gate) open() {
+func (g *gate) open(lose bool) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	if g.shut != nil {
+		g.lose = lose
 		close(g.shut)
 		g.shut = nil
 	}
 }
 
-func (g *gate) pass() {
+// pass is replication's hook: the batcher's goroutine alone calls it.
+func (g *gate) pass(next func() (wait func() error)) (wait func() error) {
 	g.mu.Lock()
-	shut := g.shut
+	shut, stood := g.shut, g.stood
 	g.mu.Unlock()
 	if shut != nil {
+		close(stood)
 		<-shut
 	}
+	g.mu.Lock()
+	lose := g.lose
+	g.lose = false
+	g.mu.Unlock()
+	if lose {
+		return func() error { return raft.ErrEnqueueTimeout }
+	}
+	return next()
 }
 
 // startNode opens a node in a directory of its own. The caller must close it.
@@ -85,7 +99,7 @@ func (n *node) open(cache int) (err error) {
 		Dir: n.dir, HeadCacheBytes: heads, MarkCacheBytes: marks,
 		// What a test writes fits into a fraction of what a server wants.
 		HeartbeatTimeout: 20 * time.Millisecond, BlockCacheBytes: 8 << 20, MemTableBytes: 4 << 20, MinFreeDiskBytes: -1,
-		Hooks: replication.Hooks{BeforePropose: n.gate.pass},
+		Hooks: replication.Hooks{Propose: n.gate.pass},
 	})
 	if err != nil {
 		return err
@@ -137,11 +151,11 @@ func (n *node) close(crash bool) error {
 	defer cancel()
 	var err error
 	if crash {
-		n.gate.open()
+		n.gate.open(false)
 		err = n.shard.Abandon()
 		n.server.Stop(ctx)
 	} else {
-		n.gate.open()
+		n.gate.open(false)
 		n.server.Stop(ctx)
 		err = n.shard.Stop(ctx)
 	}
@@ -152,7 +166,21 @@ func (n *node) Client() pb.EventStoreServiceClient { return pb.NewEventStoreServ
 
 func (n *node) Hold() { n.gate.hold() }
 
-func (n *node) Release() { n.gate.open() }
+func (n *node) Release() { n.gate.open(false) }
+
+func (n *node) Lose() { n.gate.open(true) }
+
+func (n *node) Standing(ctx context.Context) error {
+	n.gate.mu.Lock()
+	stood := n.gate.stood
+	n.gate.mu.Unlock()
+	select {
+	case <-stood:
+		return nil
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+}
 
 func (n *node) Restart(how string, cache int) error {
 	if err := n.close(how == "crash"); err != nil {

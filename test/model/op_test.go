@@ -21,6 +21,7 @@ import (
 //	read AGGREGATE [from=V] [to=V] [limit=N] [backward] [FILTER=...]
 //	aggregate AGGREGATE | mark AGGREGATE CLIENT | marks AGGREGATE | find AGGREGATE CLIENT SEQ
 //	hold | release                      what is admitted stays in flight in between
+//	lose                                releases, but the oldest in flight is in no log
 //	restart | crash | rebuild [cache=N] the last: the history directory is removed in between
 //	trim AGGREGATE V | delete AGGREGATE [recreatable] [restart]     (the model alone, so far)
 type op struct {

@@ -143,7 +143,7 @@ func judge(w *world, attempts []*attempt) error {
 		if answer.Admitted == nil {
 			return fmt.Errorf("%s landed at position %d, where the contract refuses it: %v", a.o, position(a), answer)
 		}
-		if _, err := w.commit(&call{req: a.req, answer: answer, resp: a.resp}); err != nil {
+		if _, err := w.decide(&call{req: a.req, answer: answer, resp: a.resp}); err != nil {
 			return fmt.Errorf("%s: %w", a.o, err)
 		}
 	}
@@ -162,7 +162,7 @@ func plausible(w *world, a *attempt, landed []*attempt) error {
 		return nil
 	}
 	if a.err == nil {
-		_, err := w.settle(&call{req: a.req, resp: a.resp}, w.m.Append(a.req).Original)
+		_, err := w.settle(&call{req: a.req, resp: a.resp}, w.m.Append(a.req))
 		return err
 	}
 	f := failure(a.err)

@@ -95,9 +95,11 @@ func (m *Model) Read(req *pb.ReadRequest) ([]*pb.Batch, *pb.ReadEnd, pb.ErrorCod
 	if backward {
 		low, high = high, low
 	}
-	if low != 0 && low < a.floor {
-		return nil, nil, pb.ErrorCode_ERROR_CODE_UNAVAILABLE_VERSION,
-			&pb.VersionUnavailable{Requested: low, FirstVersion: a.floor, CurrentVersion: a.version}
+	for _, named := range []uint64{req.GetFromVersion(), req.GetToVersion()} {
+		if named != 0 && named < a.floor {
+			return nil, nil, pb.ErrorCode_ERROR_CODE_UNAVAILABLE_VERSION,
+				&pb.VersionUnavailable{Requested: named, FirstVersion: a.floor, CurrentVersion: a.version}
+		}
 	}
 	low = max(low, a.floor)
 	if high == 0 || high > a.version {

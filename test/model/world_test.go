@@ -1,21 +1,17 @@
 package model
 
 import (
-	"bytes"
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"io"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
 
-	"google.golang.org/genproto/googleapis/rpc/errdetails"
-	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
-	"google.golang.org/protobuf/encoding/prototext"
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/timestamppb"
 
@@ -32,6 +28,10 @@ type driven interface {
 	// Hold keeps what is admitted from now on out of the log until Release.
 	Hold()
 	Release()
+	// Lose releases, and has raft give back the entry that stands first.
+	Lose()
+	// Standing returns when the first entry stands before raft.
+	Standing(ctx context.Context) error
 	// Restart ends the server and opens its directory again; cache is the entries that its
 	// caches may hold, -1 for the default. How: restart, crash or rebuild.
 	Restart(how string, cache int) error
@@ -96,19 +96,10 @@ func (w *world) run(o op) (string, error) {
 		return "held", nil
 	case "release":
 		return w.release()
+	case "lose":
+		return w.lose()
 	case "restart", "crash", "rebuild":
-		if len(w.calls) > 0 {
-			return "", fmt.Errorf("%s with calls in flight: release first", o.verb)
-		}
-		w.holding = false
-		if w.srv == nil {
-			return "serving", nil
-		}
-		cache := -1
-		if c, ok := value(o.args, "cache"); ok {
-			cache, _ = strconv.Atoi(c)
-		}
-		return "serving", w.srv.Restart(o.verb, cache)
+		return w.restart(ctx, o)
 	case "trim":
 		v, err := strconv.ParseUint(o.args[1], 10, 64)
 		w.m.Trim(w.key(o.args[0]), v)
@@ -141,103 +132,6 @@ func (w *world) run(o op) (string, error) {
 	return "", fmt.Errorf("unknown op %q", o)
 }
 
-// point compares one unary read.
-func point[Req any, Resp proto.Message](ctx context.Context, w *world, want Resp, refused *refusal, req Req,
-	call func(pb.EventStoreServiceClient, context.Context, Req, ...grpc.CallOption) (Resp, error)) (string, error) {
-	told := refused.text(w)
-	if refused == nil {
-		told = cmp.Or(w.text(want), "nothing")
-	}
-	if w.srv == nil {
-		return told, nil
-	}
-	got, err := call(w.srv.Client(), ctx, req)
-	if refused != nil || err != nil {
-		return told, refused.check(w, err)
-	}
-	return told, same(want, got)
-}
-
-func (w *world) listMarks(ctx context.Context, o op) (string, error) {
-	want := w.m.ListMarks(w.key(o.args[0]))
-	told := cmp.Or(w.text(&pb.ListMarksResponse{Marks: want}), "none")
-	if w.srv == nil {
-		return told, nil
-	}
-	size := uint32(number(o.args, "page"))
-	got := &pb.ListMarksResponse{}
-	for token, pages := "", 0; ; pages++ {
-		req := &pb.ListMarksRequest{Aggregate: w.key(o.args[0]), PageSize: size, PageToken: token, Consistency: consistency(o.args)}
-		page, err := w.srv.Client().ListMarks(ctx, req)
-		if err != nil {
-			return told, err
-		}
-		if size > 0 && len(page.GetMarks()) > int(size) || pages > len(want) {
-			return told, fmt.Errorf("page %d has %d marks of a page size of %d", pages, len(page.GetMarks()), size)
-		}
-		got.Marks = append(got.Marks, page.GetMarks()...)
-		if token = page.GetNextPageToken(); token == "" {
-			return told, same(&pb.ListMarksResponse{Marks: want}, got)
-		}
-	}
-}
-
-func (w *world) read(ctx context.Context, req *pb.ReadRequest) (string, error) {
-	batches, end, code, detail := w.m.Read(req)
-	var refused *refusal
-	var lines []string
-	if code != 0 {
-		refused = refuse(code, nil)
-		if detail != nil {
-			refused = refuse(code, detail)
-		}
-		lines = append(lines, refused.text(w))
-	} else {
-		for _, b := range batches {
-			lines = append(lines, "  "+w.text(b))
-		}
-		lines = append(lines, "  end "+w.text(end))
-	}
-	told := strings.TrimSpace(strings.Join(lines, "\n"))
-	if w.srv == nil {
-		return told, nil
-	}
-	stream, err := w.srv.Client().Read(ctx, req)
-	if err != nil {
-		return told, err
-	}
-	got := &pb.ReadResponse{}
-	for {
-		part, err := stream.Recv()
-		if errors.Is(err, io.EOF) && refused == nil {
-			return told, errors.Join(same(&pb.ReadResponse{Batches: batches, End: end}, got), checkChain(got.GetBatches(), req.GetFilter()))
-		}
-		if err != nil {
-			return told, refused.check(w, err)
-		}
-		if got.GetEnd() != nil {
-			return told, errors.New("the read goes on after its end")
-		}
-		proto.Merge(got, part)
-	}
-}
-
-// checkChain recomputes the hashes of whole batches from what a read returned.
-func checkChain(batches []*pb.Batch, f *pb.Filter) error {
-	if f != nil {
-		return nil // without the events that were filtered out nothing can be recomputed
-	}
-	for i, b := range batches {
-		if !bytes.Equal(chainHash(b), b.GetChainHash()) {
-			return fmt.Errorf("version %d: the chain hash is not that of the batch", b.GetVersion())
-		}
-		if i > 0 && b.GetVersion() == batches[i-1].GetVersion()+1 && !bytes.Equal(b.GetPreviousChainHash(), batches[i-1].GetChainHash()) {
-			return fmt.Errorf("version %d does not follow on its predecessor's chain hash", b.GetVersion())
-		}
-	}
-	return nil
-}
-
 // append lets the model judge, makes the call, and compares, at once or at the release.
 func (w *world) append(ctx context.Context, req *pb.AppendRequest) (string, error) {
 	c := &call{req: req, answer: w.m.Append(req), done: make(chan struct{})}
@@ -245,13 +139,13 @@ func (w *world) append(ctx context.Context, req *pb.AppendRequest) (string, erro
 		if w.srv != nil {
 			c.resp, c.err = w.srv.Client().Append(ctx, req)
 		}
-		return w.settle(c, c.answer.Original)
+		return w.settle(c, c.answer)
 	}
 	if !w.holding {
 		if w.srv != nil {
 			c.resp, c.err = w.srv.Client().Append(ctx, req)
 		}
-		return w.commit(c)
+		return w.decide(c)
 	}
 	w.made++
 	c.number = w.made
@@ -275,7 +169,11 @@ func (w *world) append(ctx context.Context, req *pb.AppendRequest) (string, erro
 	if c.answer.Wait != nil {
 		return told, nil // whether it attaches now or asks after the release, the answer is one
 	}
-	return told, w.awaitAdmitted(ctx, c)
+	if err := w.awaitAdmitted(ctx, c); err != nil || len(w.m.flight) > 1 {
+		return told, err
+	}
+	// The first is alone in the entry that waits, so that losing it loses nothing else.
+	return told, w.srv.Standing(ctx)
 }
 
 // awaitAdmitted returns when the server has admitted c, without a hook: it asks with a write
@@ -301,6 +199,72 @@ func (w *world) awaitAdmitted(ctx context.Context, c *call) error {
 		default:
 		}
 	}
+}
+
+// restart ends the server, with or without calls in flight, and opens it again. Calls that
+// it cuts off may have landed or not, a first part of them at that; they are told nothing
+// that is wrong, and nothing definite unless they know.
+func (w *world) restart(ctx context.Context, o op) (string, error) {
+	if w.srv == nil {
+		_, err := w.decided("", nil)
+		return "serving", err
+	}
+	cache := -1
+	if c, ok := value(o.args, "cache"); ok {
+		cache, _ = strconv.Atoi(c)
+	}
+	if err := w.srv.Restart(o.verb, cache); err != nil {
+		return "serving", err
+	}
+	w.holding = false
+	calls := w.calls
+	w.calls = nil
+	for _, c := range calls {
+		<-c.done
+		if c.answer.Wait != nil {
+			if answer := w.m.judge(c.req); c.err == nil && (answer == nil || answer.Results == nil) {
+				return "serving", fmt.Errorf("#%d was confirmed, and the contract does not: %s", c.number, w.describe(c.resp, nil))
+			}
+			continue
+		}
+		landed, err := w.recorded(ctx, c)
+		switch {
+		case err != nil:
+			return "serving", err
+		case landed == nil && c.err == nil:
+			return "serving", fmt.Errorf("#%d was acknowledged, and is gone: %s", c.number, w.describe(c.resp, nil))
+		case landed == nil:
+			w.m.Lose(c.answer.Admitted)
+		case c.err == nil:
+			if _, err := w.decide(c); err != nil {
+				return "serving", fmt.Errorf("#%d: %w", c.number, err)
+			}
+		default:
+			if code := status.Code(c.err); code != codes.Unknown && !strings.Contains(c.err.Error(), "transport") && !strings.Contains(c.err.Error(), "EOF") {
+				return "serving", fmt.Errorf("#%d landed, and was told that it did not: %s", c.number, w.describe(nil, c.err))
+			}
+			w.m.Decide(c.answer.Admitted, landed.GetCommittedAt())
+		}
+	}
+	return "serving", nil
+}
+
+// recorded is the batch that the oldest request in flight has written, nil if it has not:
+// the next version of its first aggregate is it or nothing, for what was in flight behind
+// it cannot have landed without it.
+func (w *world) recorded(ctx context.Context, c *call) (*pb.Batch, error) {
+	s := w.m.standing(c.req, 0)
+	stream, err := w.srv.Client().Read(ctx, &pb.ReadRequest{Aggregate: s.w.GetAggregate(), FromVersion: s.committed + 1, Limit: 1})
+	for err == nil {
+		var part *pb.ReadResponse
+		if part, err = stream.Recv(); err == nil && len(part.GetBatches()) > 0 {
+			return part.GetBatches()[0], nil
+		}
+	}
+	if errors.Is(err, io.EOF) || status.Code(err) == codes.NotFound {
+		return nil, nil
+	}
+	return nil, err
 }
 
 // finish releases what is held and reads everything there is.
@@ -343,13 +307,34 @@ func (w *world) compareReads() error {
 	return nil
 }
 
-// release lets everything in flight commit, in the order of admission.
+// release lets everything in flight be decided, in the order of admission.
 func (w *world) release() (string, error) {
 	if w.srv != nil {
 		w.srv.Release()
 	}
+	return w.decided("released", nil)
+}
+
+// lose makes the first entry in flight, which holds the oldest request alone, come back from
+// raft as in no log. What was admitted behind it is decided without it.
+func (w *world) lose() (string, error) {
+	lost := w.calls[0]
+	w.m.Lose(lost.answer.Admitted)
+	if w.srv != nil {
+		w.srv.Lose()
+	}
+	return w.decided("released", lost)
+}
+
+// waits says that a call in flight is a CONFIRM that waits for another.
+func (w *world) waits() bool {
+	return slices.ContainsFunc(w.calls, func(c *call) bool { return c.answer.Wait != nil })
+}
+
+// decided settles the calls in flight; lost is one of them, which is told so.
+func (w *world) decided(told string, lost *call) (string, error) {
 	w.holding = false
-	lines := []string{"released"}
+	lines := []string{told}
 	var differences []error
 	calls := w.calls
 	w.calls = nil
@@ -357,11 +342,13 @@ func (w *world) release() (string, error) {
 		<-c.done
 		var told string
 		var err error
-		if c.answer.Wait == nil {
-			told, err = w.commit(c)
-		} else {
-			again := w.m.Append(c.req) // what it waited for has landed: calls before it are settled
-			told, err = w.settle(c, again.Original)
+		switch {
+		case c == lost:
+			told, err = w.settle(c, Answer{Codes: []pb.ErrorCode{pb.ErrorCode_ERROR_CODE_NOT_LEADER}})
+		case c.answer.Wait == nil:
+			told, err = w.decide(c)
+		default: // what it waited for has landed: calls before it are settled
+			told, err = w.settle(c, w.m.Append(c.req))
 		}
 		lines = append(lines, fmt.Sprintf("  #%d %s", c.number, told))
 		if err != nil {
@@ -371,39 +358,41 @@ func (w *world) release() (string, error) {
 	return strings.Join(lines, "\n"), errors.Join(differences...)
 }
 
-// commit tells the model that an admitted request landed, when the server says so.
-func (w *world) commit(c *call) (string, error) {
+// decide lets the model decide an admitted request, and tells it the time if the server
+// says that it landed.
+func (w *world) decide(c *call) (string, error) {
 	at := &timestamppb.Timestamp{Seconds: int64(w.m.position)}
-	if w.srv != nil {
-		if c.err != nil || len(c.resp.GetResults()) == 0 {
-			return "", fmt.Errorf("refused: %s; the contract admits it", w.describe(c.resp, c.err))
-		}
-		at = c.resp.GetResults()[0].GetCommittedAt()
+	if r := c.resp.GetResults(); w.srv != nil && len(r) > 0 && !r[0].GetAlreadyCommitted() {
+		at = r[0].GetCommittedAt()
 		if now := at.AsTime(); now.Before(w.m.LastCommitted()) || time.Since(now).Abs() > time.Minute {
 			return "", fmt.Errorf("committed_at %s: it follows %s, and the clock is now", now, w.m.LastCommitted())
 		}
 	}
-	return w.settle(c, w.m.Commit(c.answer.Admitted, at))
+	return w.settle(c, w.m.Decide(c.answer.Admitted, at))
 }
 
-// settle compares an answer: results if there are any, else the refusal.
-func (w *world) settle(c *call, results []*pb.WriteResult) (string, error) {
-	if results != nil {
-		want := &pb.AppendResponse{RequestId: c.req.GetRequestId(), Results: results, Timeline: w.m.Timeline}
+// settle compares an answer with what the contract says.
+func (w *world) settle(c *call, answer Answer) (string, error) {
+	if answer.Results != nil {
+		want := &pb.AppendResponse{RequestId: c.req.GetRequestId(), Results: answer.Results, Timeline: w.m.Timeline}
 		if w.srv == nil {
 			return "ok " + w.text(want), nil
 		}
 		if c.err != nil {
-			return "ok " + w.text(want), fmt.Errorf("refused: %s", w.describe(nil, c.err))
+			return "ok " + w.text(want), fmt.Errorf("refused: %s; the contract answers ok", w.describe(nil, c.err))
 		}
 		return "ok " + w.text(want), same(want, c.resp)
 	}
 	var would []*refusal
-	if f := c.answer.Failure; f != nil {
+	if f := answer.Failure; f != nil {
 		would = append(would, refuse(f.GetCode(), f))
 	}
-	for _, code := range c.answer.Codes {
-		would = append(would, refuse(code, nil))
+	for _, code := range answer.Codes {
+		r := refuse(code, nil)
+		if code == pb.ErrorCode_ERROR_CODE_NOT_LEADER {
+			r.detail = &pb.NotLeader{LeaderId: "n1"}
+		}
+		would = append(would, r)
 	}
 	told := would[0].text(w)
 	if w.srv == nil {
@@ -421,96 +410,4 @@ func (w *world) settle(c *call, results []*pb.WriteResult) (string, error) {
 		differences = append(differences, err)
 	}
 	return told, errors.Join(differences...)
-}
-
-// refusal is an error as the contract wants it on the wire.
-type refusal struct {
-	code   pb.ErrorCode
-	detail proto.Message
-}
-
-func refuse(code pb.ErrorCode, detail proto.Message) *refusal { return &refusal{code, detail} }
-
-// text is the code and the detail; a detail that repeats the code says it once.
-func (r *refusal) text(w *world) string {
-	if r == nil {
-		return ""
-	}
-	out := strconv.Itoa(int(r.code))
-	if r.detail != nil {
-		out += " " + strings.TrimPrefix(w.text(r.detail), "code="+out+" ")
-	}
-	return out
-}
-
-// statuses is table 4 for the codes that the model predicts.
-var statuses = map[pb.ErrorCode]codes.Code{
-	1000: codes.OutOfRange, 1001: codes.NotFound, 2000: codes.InvalidArgument, 2001: codes.InvalidArgument, 2002: codes.AlreadyExists,
-	2003: codes.FailedPrecondition, 2005: codes.NotFound, 2006: codes.FailedPrecondition, 2013: codes.Aborted, 2016: codes.InvalidArgument,
-	2019: codes.InvalidArgument, 2030: codes.FailedPrecondition, 2031: codes.FailedPrecondition, 7001: codes.NotFound,
-}
-
-// check compares an error with the refusal: the gRPC status, ErrorInfo, the typed detail, a
-// BadRequest that names a field with 2016, and nothing else.
-func (r *refusal) check(w *world, err error) error {
-	if r == nil {
-		return fmt.Errorf("refused: %s; the contract answers it", w.describe(nil, err))
-	}
-	st := status.Convert(err)
-	if err == nil || st.Code() != statuses[r.code] {
-		return fmt.Errorf("status %s of %s, not %s", st.Code(), w.describe(nil, err), statuses[r.code])
-	}
-	var info *errdetails.ErrorInfo
-	var rest []proto.Message
-	named := false
-	for _, d := range st.Details() {
-		switch d := d.(type) {
-		case *errdetails.ErrorInfo:
-			info = d
-		case *errdetails.BadRequest:
-			named = len(d.GetFieldViolations()) > 0 && d.GetFieldViolations()[0].GetField() != ""
-		case proto.Message:
-			rest = append(rest, d)
-		default:
-			return fmt.Errorf("undecodable detail %v", d)
-		}
-	}
-	want := &errdetails.ErrorInfo{
-		Domain: "tidemark", Reason: strings.TrimPrefix(r.code.String(), "ERROR_CODE_"),
-		Metadata: map[string]string{"code": strconv.Itoa(int(r.code))},
-	}
-	if err := same(want, info); err != nil {
-		return err
-	}
-	if named != (r.code == pb.ErrorCode_ERROR_CODE_INVALID_REQUEST) {
-		return fmt.Errorf("a field is named: %v, by %s", named, w.describe(nil, st.Err()))
-	}
-	switch {
-	case r.detail == nil && len(rest) == 0:
-		return nil
-	case r.detail == nil || len(rest) != 1:
-		return fmt.Errorf("%d details, not the one of %d", len(rest), r.code)
-	}
-	return same(r.detail, rest[0])
-}
-
-// same compares messages by every field.
-func same(want, got proto.Message) error {
-	if proto.Equal(want, got) {
-		return nil
-	}
-	return fmt.Errorf("the contract says\n    %s\n  the server\n    %s", prototext.Format(want), prototext.Format(got))
-}
-
-func (w *world) describe(resp *pb.AppendResponse, err error) string {
-	if err == nil {
-		return "ok " + w.text(resp)
-	}
-	out := []string{err.Error()}
-	for _, d := range status.Convert(err).Details() {
-		if m, ok := d.(proto.Message); ok {
-			out = append(out, w.text(m))
-		}
-	}
-	return strings.Join(out, "; ")
 }
