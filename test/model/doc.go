@@ -7,6 +7,16 @@
 // and share no code with it: only the messages of api are common to both, or an error
 // could hide on both sides.
 //
+// The tests:
+//   - testdata/scripts are answers written down from the contract, every row of truth table
+//     2.3 among them; the model and a server both run them (op_test.go has the syntax).
+//   - TestRandomOps draws scripts and compares a server with the model answer by answer, at
+//     rest and with writes held in flight, over restarts, crashes and lost proposals. What
+//     fails is cut down to a few lines that can be put under testdata/scripts as they are.
+//   - TestRaces and TestSixteen... let go of concurrent clients and judge the history.
+//
+// More of it: go test ./test/model -rapid.checks=5000 (-rapid.steps=100 for longer scripts).
+//
 // Invariants:
 //   - The model is plain and slow on purpose: it scans everything it ever recorded, so that
 //     each rule can be read next to the sentence that it comes from.
