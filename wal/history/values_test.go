@@ -20,7 +20,7 @@ func sampleHead() Head {
 func sampleRow() Row {
 	return Row{
 		Version: 1, Incarnation: 2, EventIndex: 3, EventNumber: 4, CommittedAt: 5, FirstSeq: 6, LastSeq: 7, EventCount: 8,
-		CommitFirst: 9, CommitCount: 10, EventID: "e-1", Content: record.Hash{0: 0xcc, 31: 0xdd},
+		CommitFirst: 9, CommitCount: 10, EventID: "e-1", Content: record.Hash{0: 0xcc, 31: 0xdd}, Repeated: true,
 	}
 }
 
@@ -42,7 +42,7 @@ func TestValueLayout(t *testing.T) {
 	equalBytes(t, "head", appendHead(nil, &h), []byte("\x01\x05\xac\x02\x02\x05\x80\x80\x80\x80\x80\x20\xe8\x07"+
 		"\x00\x00\x00\x00\x00\x00\x00\x01\xff\xff\xff\xff\xff\xff\xff\xfe\x89\x80\x80\x80\x80\x20\x03svc"+
 		"\xff\xff\xff\xff\xff\xff\xff\xff\xff\x01\xaa"+zeros+"\xbb"))
-	equalBytes(t, "row", appendRow(nil, &r, r.EventID), []byte("\x01\x01\x02\x03\x04\x00\x00\x00\x00\x00\x00\x00\x05"+
+	equalBytes(t, "row", appendRow(nil, &r, r.EventID), []byte("\x01\x01\x01\x02\x03\x04\x00\x00\x00\x00\x00\x00\x00\x05"+
 		"\x06\x07\x08\x09\x0a\x03e-1\xcc"+zeros+"\xdd"))
 	equalBytes(t, "changes", appendChanges(nil, sampleChanges()), []byte("\x01\x02\x06a\x00b\x00c\x00\x01\x02\x01"+
 		"\x07é\x00b\x00c\x00\xff\xff\xff\xff\x0f\xff\xff\xff\xff\xff\xff\xff\xff\xff\x01\x03"))
@@ -82,6 +82,7 @@ func TestValuesRefused(t *testing.T) {
 			t.Errorf("head with %s: %v", name, err)
 		}
 	}
+	corrupt(t, decodeRow([]byte("\x01\x02"+string(appendRow(nil, &r, r.EventID))[2:]), new(Row)))
 	for name, value := range map[string]string{
 		"no changes":      "\x01\x00",
 		"unknown kind":    "\x01\x01\x06a\x00b\x00c\x00\x01\x01\x04",
