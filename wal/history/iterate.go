@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"iter"
 	"math"
-	"slices"
 
 	"github.com/cockroachdb/pebble/v2"
 
@@ -340,9 +339,6 @@ func (b *Batches) Version() uint64 { return b.version }
 // Value is the stored batch that Next moved to. It is valid until the next call of Next or
 // Close and must not be changed.
 func (b *Batches) Value() []byte { return b.value }
-
-// Copy is Value in memory of its own.
-func (b *Batches) Copy() []byte { return slices.Clone(b.value) }
 
 // Err is what ended the iteration, nil if it was the end.
 func (b *Batches) Err() error { return b.err }

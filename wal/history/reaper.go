@@ -43,18 +43,18 @@ func (r *reaper) retire(s *pebble.Snapshot) {
 }
 
 // stop ends the goroutine once it has closed what was retired, and waits for it; if views are
-// held it says how many and changes nothing. stopped is false if that was done before.
-func (r *reaper) stop() (stopped bool, held int) {
+// held it says how many and changes nothing.
+func (r *reaper) stop() (held int) {
 	r.mu.Lock()
-	if r.held > 0 || r.stopped {
+	if r.held > 0 {
 		defer r.mu.Unlock()
-		return false, r.held
+		return r.held
 	}
 	r.stopped = true
 	r.mu.Unlock()
 	r.wake.Signal()
 	<-r.done
-	return true, 0
+	return 0
 }
 
 func (r *reaper) run() {

@@ -30,7 +30,8 @@ type Store struct {
 	// last commit; then View replaces it under commitMu.
 	current atomic.Pointer[View]
 	applied atomic.Pointer[Applied] // written under commitMu
-	closed  bool                    // under commitMu
+	// Under commitMu: Close was called, and it has ended.
+	closed, ended bool
 
 	snapshots reaper
 	lock      *pebble.Lock
@@ -150,10 +151,10 @@ func (s *Store) Metrics() *pebble.Metrics { return s.db.Metrics() }
 // DiskBytes is what the store takes on disk, files that wait for their removal included.
 func (s *Store) DiskBytes() uint64 { return s.db.Metrics().DiskSpaceUsage() }
 
-// Close flushes and closes the store. While views are held it does not, and returns an error
-// that matches ErrViewsHeld and says how many: they stay readable, and Close may be called
-// again. Commits and new views are refused from the first call on. After a fatal error it
-// does nothing and returns that error.
+// Close flushes and closes the store. While views are held it only flushes, and returns an
+// error that matches ErrViewsHeld and says how many: they stay readable, and Close may be
+// called again. Commits and new views are refused from the first call on. After a fatal error
+// it does nothing and returns that error.
 func (s *Store) Close() error {
 	// The goroutine that met a fatal error stops with its locks held: ask before taking one.
 	if err := s.fatal.Load(); err != nil {
@@ -161,16 +162,17 @@ func (s *Store) Close() error {
 	}
 	s.commitMu.Lock()
 	defer s.commitMu.Unlock()
+	if s.ended {
+		return nil
+	}
 	s.closed = true
 	if v := s.current.Swap(nil); v != nil {
 		v.Release()
 	}
-	stopped, held := s.snapshots.stop()
-	if held > 0 {
-		return fmt.Errorf("%w: %d of them; release every view, then close again", ErrViewsHeld, held)
+	flushed := storageError("flush", s.db.Flush())
+	if held := s.snapshots.stop(); held > 0 {
+		return errors.Join(fmt.Errorf("%w: %d of them; release every view, then close again", ErrViewsHeld, held), flushed)
 	}
-	if !stopped {
-		return nil // closed before
-	}
-	return storageError("close "+s.dir, errors.Join(s.db.Flush(), s.db.Close(), s.lock.Close()))
+	s.ended = true
+	return errors.Join(flushed, storageError("close "+s.dir, errors.Join(s.db.Close(), s.lock.Close())))
 }

@@ -191,7 +191,8 @@ func TestViewsAndCommitsAtOnce(t *testing.T) {
 // TestCloseWithViewsHeld: Close refuses while views are held, which stay readable, and works
 // once they are not.
 func TestCloseWithViewsHeld(t *testing.T) {
-	s, err := Open(Options{Dir: "h", FS: vfs.NewMem()})
+	disk := vfs.NewCrashableMem()
+	s, err := Open(Options{Dir: "h", FS: disk})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -203,6 +204,9 @@ func TestCloseWithViewsHeld(t *testing.T) {
 	other := s.View()
 	if err := s.Close(); !errors.Is(err, ErrViewsHeld) || !strings.Contains(err.Error(), ": 2 of them") {
 		t.Errorf("Close with two views held: %v", err)
+	}
+	if a := open(t, Options{Dir: "h", FS: disk.CrashClone(vfs.CrashCloneCfg{})}).Applied(); a.Index != 2 {
+		t.Errorf("Close with two views held has flushed up to %v", a)
 	}
 	if h, ok, err := held.Head(key("1")); h.Version != 7 || !ok || err != nil {
 		t.Errorf("the view answers %v, %t, %v", h, ok, err)
