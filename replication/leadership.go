@@ -119,18 +119,25 @@ func (s *Shard) beginTenure() {
 // still the one noted before.
 func (s *Shard) makeReady(t *tenure) {
 	for {
-		if err := s.raft.Barrier(barrierTimeout).Error(); err != nil {
-			s.log.Warn("barrier failed", zap.Uint64("term", t.term), zap.Error(err))
-			select {
-			case <-t.done:
-				return
-			case <-s.stopped:
-				return
-			case <-time.After(retrySoon):
-				continue
-			}
+		applied := make(chan error, 1)
+		go func() { applied <- s.raft.Barrier(barrierTimeout).Error() }()
+		var err error
+		select {
+		case err = <-applied:
+		case <-t.done:
+			// Raft never resolves what it had not taken up when it was shut down; then the
+			// goroutine above is all that is left behind.
+			return
 		}
-		break
+		if err == nil {
+			break
+		}
+		s.log.Warn("barrier failed", zap.Uint64("term", t.term), zap.Error(err))
+		select {
+		case <-t.done:
+			return
+		case <-time.After(retrySoon):
+		}
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
