@@ -110,10 +110,7 @@ func (s *Shard) publish(view *history.View, results []entryResult) {
 			}
 		}
 	}
-	if s.appliedWait != nil {
-		close(s.appliedWait)
-		s.appliedWait = nil
-	}
+	s.progressed()
 	s.mu.Unlock()
 	old.Release()
 	for _, p := range finished {

@@ -114,10 +114,7 @@ func (s *Shard) awaitPosition(ctx context.Context, position uint64) error {
 			s.mu.Unlock()
 			return nil
 		}
-		if s.appliedWait == nil {
-			s.appliedWait = make(chan struct{})
-		}
-		wait := s.appliedWait
+		wait := s.progress()
 		s.mu.Unlock()
 		if timeout == nil {
 			timer := time.NewTimer(minPositionWait)

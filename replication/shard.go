@@ -154,8 +154,9 @@ type Shard struct {
 	lastStamp int64
 	stopping  bool
 	closed    bool // the files are closed; view is no longer held
-	// appliedWait, if not nil, is closed by the next publish.
-	appliedWait chan struct{}
+	// progressWait, if not nil, is closed when a step is published or something in flight
+	// ends without one.
+	progressWait chan struct{}
 	// leaderWait is closed at the next change of leadership or readiness.
 	leaderWait chan struct{}
 
@@ -360,20 +361,33 @@ func (s *Shard) Abandon() error { return s.close(false) }
 func (s *Shard) drain(ctx context.Context) {
 	for {
 		s.mu.Lock()
-		if t := s.tenure; t == nil || len(t.queue)+len(t.proposed) == 0 {
+		if t := s.tenure; t == nil || !t.awaited() {
 			s.mu.Unlock()
 			return
 		}
-		if s.appliedWait == nil {
-			s.appliedWait = make(chan struct{})
-		}
-		wait := s.appliedWait
+		wait := s.progress()
 		s.mu.Unlock()
 		select {
 		case <-wait:
 		case <-ctx.Done():
 			return
 		}
+	}
+}
+
+// progress returns a channel that is closed at the next progress. s.mu is held.
+func (s *Shard) progress() <-chan struct{} {
+	if s.progressWait == nil {
+		s.progressWait = make(chan struct{})
+	}
+	return s.progressWait
+}
+
+// progressed wakes who waits for progress. s.mu is held.
+func (s *Shard) progressed() {
+	if s.progressWait != nil {
+		close(s.progressWait)
+		s.progressWait = nil
 	}
 }
 

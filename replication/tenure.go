@@ -70,6 +70,16 @@ func (t *tenure) leave(p *pending) {
 	t.bytes -= p.bytes()
 }
 
+// awaited says whether somebody waits for something in flight. Shard.mu is held.
+func (t *tenure) awaited() bool {
+	for _, g := range t.proposed {
+		if !g.answered {
+			return true
+		}
+	}
+	return len(t.queue) > 0
+}
+
 // take moves what is waiting, up to one entry's worth, from the queue to proposed. Shard.mu
 // is held.
 func (t *tenure) take() *proposal {
@@ -181,6 +191,7 @@ func (s *Shard) resolved(t *tenure, g *proposal, err error) {
 	} else {
 		g.answered = true
 	}
+	s.progressed()
 	s.mu.Unlock()
 	s.log.Warn("a proposal failed", zap.Uint64("term", t.term), zap.Int("requests", len(g.requests)), zap.Error(err))
 	for _, p := range g.requests {
@@ -208,6 +219,7 @@ func (s *Shard) endTenure(reason string) {
 	}
 	t.proposed = nil
 	close(t.done)
+	s.progressed()
 	s.leadershipChanged()
 	s.mu.Unlock()
 	for _, p := range queued {
