@@ -352,3 +352,34 @@ func TestReadAfterStop(t *testing.T) {
 	_, err := s.Append(context.Background(), appendOf("a", "1", seqs(2)))
 	wantCode(t, err, pb.ErrorCode_ERROR_CODE_NOT_LEADER)
 }
+
+// Raft's notices of leadership can come so late that two tenures are of one term. Tickets
+// used to begin anew with each, and an entry of the first was then taken for the second's:
+// a write was told that it had landed where another one had.
+func TestEntryOfAnEarlierTenureOfTheTerm(t *testing.T) {
+	held := make(chan chan struct{})
+	s := openShard(t, Options{Dir: t.TempDir(), Hooks: Hooks{BeforePropose: func() {
+		c := make(chan struct{})
+		held <- c
+		<-c
+	}}})
+	first := goAppend(context.Background(), s, appendOf("a", "1", seqs(1)))
+	holdFirst := <-held
+	s.endTenure("the notice of the lost leadership comes late")
+	s.beginTenure()
+	waitReady(t, s)
+	_, err := first.wait(t)
+	wantCode(t, err, pb.ErrorCode_ERROR_CODE_WRITE_OUTCOME_UNKNOWN)
+
+	second := goAppend(context.Background(), s, appendOf("b", "2", seqs(1)))
+	holdSecond := <-held
+	close(holdFirst)
+	await(t, "the first write lands", func() bool { return s.Status().LastPosition == 1 })
+	close(holdSecond)
+	if resp, err := second.wait(t); err != nil || resp.Results[0].Position != 2 {
+		t.Fatalf("second: %v, %v; want position 2", resp, err)
+	}
+	if err := s.Stop(context.Background()); err != nil {
+		t.Fatal(err)
+	}
+}

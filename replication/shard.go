@@ -152,8 +152,12 @@ type Shard struct {
 	tenure *tenure
 	// lastStamp makes committed_at non-decreasing.
 	lastStamp int64
-	stopping  bool
-	closed    bool // the files are closed; view is no longer held
+	// lastTicket numbers proposals over all tenures: raft's notices of leadership can come so
+	// late that two tenures are of one term, and the second must not take the first's entries
+	// for its own.
+	lastTicket uint64
+	stopping   bool
+	closed     bool // the files are closed; view is no longer held
 	// progressWait, if not nil, is closed when a step is published or something in flight
 	// ends without one.
 	progressWait chan struct{}

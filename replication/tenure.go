@@ -27,8 +27,7 @@ type tenure struct {
 	queue   []*pending
 	bytes   int64 // of everything in flight
 	// proposed are the requests handed to raft, by ticket.
-	proposed   map[uint64]*proposal
-	nextTicket uint64
+	proposed map[uint64]*proposal
 
 	wake chan struct{} // one token: the queue is not empty
 	done chan struct{} // closed when the tenure ends
@@ -82,7 +81,7 @@ func (t *tenure) awaited() bool {
 
 // take moves what is waiting, up to one entry's worth, from the queue to proposed. Shard.mu
 // is held.
-func (t *tenure) take() *proposal {
+func (t *tenure) take(ticket uint64) *proposal {
 	size, n := 0, 0
 	for n < len(t.queue) && n < maxEntryRequests {
 		size += len(t.queue[n].buf)
@@ -94,8 +93,7 @@ func (t *tenure) take() *proposal {
 	if n == 0 {
 		return nil
 	}
-	t.nextTicket++
-	g := &proposal{ticket: t.nextTicket, requests: append([]*pending(nil), t.queue[:n]...)}
+	g := &proposal{ticket: ticket, requests: append([]*pending(nil), t.queue[:n]...)}
 	rest := copy(t.queue, t.queue[n:])
 	clear(t.queue[rest:])
 	t.queue = t.queue[:rest]
@@ -151,7 +149,9 @@ func (s *Shard) next(t *tenure) *proposal {
 		s.mu.Lock()
 		var g *proposal
 		if s.tenure == t {
-			g = t.take()
+			if g = t.take(s.lastTicket + 1); g != nil {
+				s.lastTicket++
+			}
 		}
 		s.mu.Unlock()
 		if g != nil {
