@@ -29,6 +29,8 @@ import (
 type snapshotStore struct {
 	dir string
 	log *zap.Logger
+	// removeAll is os.RemoveAll, but for tests that crash in it.
+	removeAll func(path string) error
 }
 
 const (
@@ -57,7 +59,7 @@ func openSnapshots(dir string, log *zap.Logger) (*snapshotStore, error) {
 			}
 		}
 	}
-	return &snapshotStore{dir: dir, log: log}, nil
+	return &snapshotStore{dir: dir, log: log, removeAll: os.RemoveAll}, nil
 }
 
 // Create begins a snapshot; its files appear under their final name when the sink is closed.
@@ -206,8 +208,9 @@ func (k *snapshotSink) Close() error {
 		return err
 	}
 	final := filepath.Join(k.store.dir, k.meta.ID)
-	if err := os.RemoveAll(final); err != nil {
-		return err
+	if _, err := os.Stat(final); err == nil {
+		// Nothing was applied since that one, which the log may rest on already: it stays.
+		return os.RemoveAll(k.dir)
 	}
 	if err := os.Rename(k.dir, final); err != nil {
 		return err
@@ -221,12 +224,25 @@ func (k *snapshotSink) Close() error {
 	}
 	for _, m := range all {
 		if m.ID != k.meta.ID {
-			if err := os.RemoveAll(filepath.Join(k.store.dir, m.ID)); err != nil {
+			if err := k.store.remove(m.ID); err != nil {
 				return err
 			}
 		}
 	}
 	return nil
+}
+
+// remove removes a snapshot. It first loses its name, durably: under that, a crash half way
+// would leave what looks like a damaged snapshot.
+func (s *snapshotStore) remove(id string) error {
+	dir := filepath.Join(s.dir, id)
+	if err := os.Rename(dir, dir+snapshotTmp); err != nil {
+		return err
+	}
+	if err := syncDir(s.dir); err != nil {
+		return err
+	}
+	return s.removeAll(dir + snapshotTmp)
 }
 
 // fsmSnapshot is a snapshot about to be taken; the work is done in Persist, so that Apply

@@ -1,0 +1,79 @@
+package replication
+
+import (
+	"errors"
+	"os"
+	"path/filepath"
+	"testing"
+
+	"github.com/hashicorp/raft"
+)
+
+// takeSnapshot makes a snapshot of one file.
+func takeSnapshot(t *testing.T, s *snapshotStore, index uint64, content string) error {
+	t.Helper()
+	sink, err := s.Create(raft.SnapshotVersionMax, index, 1, raft.Configuration{}, 1, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	dir := filepath.Join(sink.(*snapshotSink).dir, "history")
+	if err := errors.Join(os.Mkdir(dir, 0o755), os.WriteFile(filepath.Join(dir, "table"), []byte(content), 0o644)); err != nil {
+		t.Fatal(err)
+	}
+	return sink.Close()
+}
+
+func openSnapshotsAt(t *testing.T, dir string) *snapshotStore {
+	t.Helper()
+	s, err := openSnapshots(dir, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return s
+}
+
+// wantSnapshot wants exactly one snapshot, of this index and content.
+func wantSnapshot(t *testing.T, s *snapshotStore, index uint64, content string) {
+	t.Helper()
+	all, err := s.List()
+	if err != nil || len(all) != 1 || all[0].Index != index {
+		t.Fatalf("snapshots %v, %v; want one of index %d", all, err, index)
+	}
+	b, err := os.ReadFile(filepath.Join(s.dir, all[0].ID, "history", "table"))
+	if err != nil || string(b) != content {
+		t.Fatalf("snapshot %d holds %q, %v; want %q", index, b, err, content)
+	}
+	entries, err := os.ReadDir(s.dir)
+	if err != nil || len(entries) != 1 {
+		t.Fatalf("%v, %v; want nothing beside the snapshot", entries, err)
+	}
+}
+
+// An old snapshot used to keep its name while it was removed: a crash half way left one
+// without its meta.json, and the node refused to start.
+func TestCrashWhileAnOldSnapshotIsRemoved(t *testing.T) {
+	s := openSnapshotsAt(t, t.TempDir())
+	if err := takeSnapshot(t, s, 10, "old"); err != nil {
+		t.Fatal(err)
+	}
+	crash := errors.New("crash")
+	s.removeAll = func(path string) error {
+		return errors.Join(os.Remove(filepath.Join(path, snapshotMetaFile)), crash)
+	}
+	if err := takeSnapshot(t, s, 20, "new"); !errors.Is(err, crash) {
+		t.Fatalf("the second snapshot: %v, want the crash", err)
+	}
+	wantSnapshot(t, openSnapshotsAt(t, s.dir), 20, "new")
+}
+
+// A second snapshot of one index used to remove the first before it took its place: a crash
+// in between left none behind a log that no longer reaches back.
+func TestSecondSnapshotOfOneIndexLeavesTheFirst(t *testing.T) {
+	s := openSnapshotsAt(t, t.TempDir())
+	for _, content := range []string{"first", "second"} {
+		if err := takeSnapshot(t, s, 10, content); err != nil {
+			t.Fatal(err)
+		}
+		wantSnapshot(t, s, 10, "first")
+	}
+}
