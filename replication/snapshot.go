@@ -252,8 +252,12 @@ type fsmSnapshot struct {
 	log   *zap.Logger
 }
 
-// Snapshot is called by raft between two ApplyBatch calls.
+// Snapshot is called by raft between two ApplyBatch calls. After a fatal error those apply
+// nothing any more, which raft does not know: a snapshot would claim what it does not hold.
 func (f *fsm) Snapshot() (raft.FSMSnapshot, error) {
+	if f.s.failed() {
+		return nil, errors.New("no snapshot is taken after the storage failed")
+	}
 	return &fsmSnapshot{store: f.s.store, log: f.s.log}, nil
 }
 

@@ -77,3 +77,20 @@ func TestSecondSnapshotOfOneIndexLeavesTheFirst(t *testing.T) {
 		wantSnapshot(t, s, 10, "first")
 	}
 }
+
+// After a fatal error nothing is applied, but raft counts it as applied: a snapshot taken
+// then would stand for entries that it does not hold, and let the log drop them.
+func TestNoSnapshotAfterAFatalError(t *testing.T) {
+	s := openShard(t, Options{Dir: t.TempDir()})
+	mustAppend(t, s, appendOf("a", "1", seqs(1)))
+	s.fatal(errors.New("a disk that fails in a test"))
+	if err := s.snapshot(); err == nil {
+		t.Error("a snapshot was taken after a fatal error")
+	}
+	if all, err := s.snaps.List(); err != nil || len(all) != 0 {
+		t.Errorf("snapshots %v, %v; want none", all, err)
+	}
+	if err := s.Abandon(); err != nil {
+		t.Fatal(err)
+	}
+}
