@@ -241,6 +241,9 @@ func (s *Shard) openHistory() error {
 		})
 		return err
 	}
+	if err := removeLeftovers(s.path("history")); err != nil {
+		return fmt.Errorf("history: %w", err)
+	}
 	if err := open(); err != nil {
 		return err
 	}

@@ -36,6 +36,7 @@ type snapshotStore struct {
 const (
 	snapshotMetaFile = "meta.json"
 	snapshotTmp      = ".tmp"
+	historyOld       = ".old" // the history that gives way to a checkpoint
 )
 
 var _ raft.SnapshotStore = (*snapshotStore)(nil)
@@ -113,12 +114,13 @@ func (s *snapshotStore) Open(string) (*raft.SnapshotMeta, io.ReadCloser, error) 
 	return nil, nil, errOneNode
 }
 
-// restoreHistory replaces the directory at dst by the checkpoint of a snapshot. Until the
-// last rename a crash leaves the old one.
+// restoreHistory replaces the directory at dst by the checkpoint of a snapshot. A crash
+// leaves the old one, none, or the new one, each of them whole, and perhaps directories
+// that removeLeftovers removes.
 func (s *snapshotStore) restoreHistory(m *raft.SnapshotMeta, dst string) error {
 	src := filepath.Join(s.dir, m.ID, "history")
-	tmp := dst + snapshotTmp
-	if err := os.RemoveAll(tmp); err != nil {
+	tmp, old := dst+snapshotTmp, dst+historyOld
+	if err := removeLeftovers(dst); err != nil {
 		return err
 	}
 	if err := os.Mkdir(tmp, 0o755); err != nil {
@@ -148,13 +150,21 @@ func (s *snapshotStore) restoreHistory(m *raft.SnapshotMeta, dst string) error {
 	if err := syncDir(tmp); err != nil {
 		return err
 	}
-	if err := os.RemoveAll(dst); err != nil {
+	if err := os.Rename(dst, old); err != nil {
 		return err
 	}
 	if err := os.Rename(tmp, dst); err != nil {
 		return err
 	}
-	return syncDir(filepath.Dir(dst))
+	if err := syncDir(filepath.Dir(dst)); err != nil {
+		return err
+	}
+	return removeLeftovers(dst)
+}
+
+// removeLeftovers removes what restoreHistory made on its way.
+func removeLeftovers(dst string) error {
+	return errors.Join(os.RemoveAll(dst+snapshotTmp), os.RemoveAll(dst+historyOld))
 }
 
 func copyDurably(from, to string) error {

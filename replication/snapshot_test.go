@@ -94,3 +94,31 @@ func TestNoSnapshotAfterAFatalError(t *testing.T) {
 		t.Fatal(err)
 	}
 }
+
+// A history that gives way to a snapshot's used to be removed in place: a crash half way
+// left one that did not open. Now it is moved away, and every moment in between opens.
+func TestCrashWhileTheHistoryGivesWayToASnapshot(t *testing.T) {
+	for name, crash := range map[string]func(history string) error{
+		"before it is moved away": func(h string) error { return os.MkdirAll(h+snapshotTmp, 0o755) },
+		"after it is moved away": func(h string) error {
+			return errors.Join(os.Rename(h, h+historyOld), os.MkdirAll(h+snapshotTmp, 0o755))
+		},
+		"while it is removed": func(h string) error {
+			return os.WriteFile(h+historyOld, []byte("what is left of it"), 0o644)
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			o, st := filled(t, 120, true)
+			h := filepath.Join(o.Dir, "history")
+			if err := crash(h); err != nil {
+				t.Fatal(err)
+			}
+			sameState(t, o, st, 120)
+			for _, left := range []string{h + snapshotTmp, h + historyOld} {
+				if _, err := os.Stat(left); !errors.Is(err, os.ErrNotExist) {
+					t.Errorf("%s is still there (%v)", left, err)
+				}
+			}
+		})
+	}
+}
