@@ -265,18 +265,19 @@ func (n *node) stop(cause error) error {
 }
 
 func (n *node) stopInOrder(timeout time.Duration) error {
+	// All three count from now: what one step does not use, the next one has.
 	within := func(percent time.Duration) (context.Context, context.CancelFunc) {
 		return context.WithTimeout(context.Background(), timeout*percent/100)
 	}
 	all, cancel := within(85)
 	defer cancel()
+	waiting, cancelWaiting := within(70)
+	defer cancelWaiting()
 	drain, cancelDrain := within(50)
 	defer cancelDrain()
 	if err := n.server.Drain(drain); err != nil {
 		n.log.Warn("calls are still at work; what waits is answered as unknown now", zap.Error(err))
 	}
-	waiting, cancelWaiting := within(70)
-	defer cancelWaiting()
 	err := n.shard.Stop(waiting)
 	if errors.Is(err, history.ErrViewsHeld) {
 		// Reads that are still being sent. Everything is flushed already; they are cut next.

@@ -18,9 +18,11 @@ import (
 
 	"go.uber.org/zap"
 
+	"github.com/tidemark-db/tidemark/api"
 	pb "github.com/tidemark-db/tidemark/api/tidemark/v1"
 	"github.com/tidemark-db/tidemark/config"
 	"github.com/tidemark-db/tidemark/replication"
+	"github.com/tidemark-db/tidemark/server"
 	"github.com/tidemark-db/tidemark/wal/record"
 	"github.com/tidemark-db/tidemark/wal/tail"
 )
@@ -261,6 +263,58 @@ func TestAStuckReaderDoesNotDelayTheEndBeyondTheTimeout(t *testing.T) {
 	}
 	n.log.line(t, "calls are still at work; what waits is answered as unknown now")
 	n.log.line(t, "stopped")
+}
+
+// The wait for what is in flight used to begin after the drain and to end after the node was
+// cut off: a write that did not end was never answered, and nothing was flushed.
+func TestAStuckWriteIsAnsweredAsUnknownWithinTheTimeout(t *testing.T) {
+	shard, err := replication.Open(replication.Options{
+		Dir: t.TempDir(), MinFreeDiskBytes: -1,
+		Hooks: replication.Hooks{Propose: func(func() func() error) func() error {
+			return func() error { select {} }
+		}},
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for ready, changed := shard.Leading(); !ready; ready, changed = shard.Leading() {
+		<-changed
+	}
+	c := config.Default()
+	c.ShutdownTimeout = 2 * time.Second
+	n := &node{config: c, log: zap.NewNop(), shard: shard, stopWatching: func() {}}
+	if n.server, err = server.New(server.Options{Shard: shard}); err != nil {
+		t.Fatal(err)
+	}
+	if n.grpc, err = n.listen("listen", "127.0.0.1:0"); err != nil {
+		t.Fatal(err)
+	}
+	n.goroutines.Go(func() { _ = n.server.Serve(n.grpc) })
+	conn, err := dialAddress(t.Context(), n.grpc.Addr().String())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = conn.Close() }()
+	answer := make(chan error, 1)
+	go func() {
+		_, err := pb.NewEventStoreServiceClient(conn).Append(t.Context(), &pb.AppendRequest{ClientId: "w", Writes: []*pb.Write{{
+			Aggregate: order(), AllowCreate: true, Events: []*pb.NewEvent{{ClientSeq: 1, Type: "T"}},
+		}}})
+		answer <- err
+	}()
+	for shard.Status().InFlightRequests == 0 {
+		select {
+		case err := <-answer:
+			t.Fatalf("the append has ended: %v", err)
+		case <-time.After(time.Millisecond):
+		}
+	}
+	if err := n.stop(errors.New("the test is over")); err != nil {
+		t.Errorf("stop: %v", err)
+	}
+	if err := <-answer; api.CodeOf(err) != pb.ErrorCode_ERROR_CODE_WRITE_OUTCOME_UNKNOWN {
+		t.Errorf("the stuck append: %v, want WriteOutcomeUnknown", err)
+	}
 }
 
 func TestAStorageFailureEndsTheNodeWithItsOwnExitCode(t *testing.T) {
