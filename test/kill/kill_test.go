@@ -5,6 +5,7 @@ import (
 	"flag"
 	"math/rand/v2"
 	"path/filepath"
+	"strings"
 	"testing"
 	"time"
 
@@ -32,12 +33,14 @@ const (
 	connections = 3
 	// longest a round writes before the kill
 	longest = 500 * time.Millisecond
+	// snapshotsAfter is when a node first looks whether its log is long enough for one.
+	snapshotsAfter = time.Second
 )
 
 // nodeArgs make the node flush, snapshot and truncate within the load of a few rounds, so
 // that kills land in those too.
 func nodeArgs() []string {
-	return []string{"--memtable-bytes", "1MiB", "--snapshot-log-bytes", "2MiB", "--trailing-log-bytes", "1MiB"}
+	return []string{"--memtable-bytes", "1MiB", "--snapshot-log-bytes", "1MiB", "--trailing-log-bytes", "1MiB"}
 }
 
 func TestMain(m *testing.M) { process.Main(m) }
@@ -62,7 +65,7 @@ func TestNothingAcknowledgedIsLostToAKill(t *testing.T) {
 	set := writers.New("kill", seed, writerCount)
 
 	var slowest time.Duration
-	unknown := 0
+	unknown, snapshots := 0, 0
 	for round := range *flagRounds {
 		if round%4 == 3 {
 			killWhileStarting(t, o, time.Duration(rng.Int64N(int64(150*time.Millisecond))))
@@ -73,11 +76,16 @@ func TestNothingAcknowledgedIsLostToAKill(t *testing.T) {
 		verify(t, set, n)
 
 		before := set.Acknowledged()
-		killUnderLoad(t, set, n, time.Duration(rng.Int64N(int64(longest))))
+		after := time.Duration(rng.Int64N(int64(longest)))
+		if round%5 == 4 {
+			after += snapshotsAfter
+		}
+		killUnderLoad(t, set, n, after)
 		if got := set.Acknowledged() - before; got == 0 {
 			t.Fatalf("round %d: the kill came before the first acknowledgement", round)
 		}
 		unknown += set.Unknown()
+		snapshots += strings.Count(n.Log(), `"snapshot taken"`)
 	}
 
 	n := process.Start(t, o)
@@ -88,9 +96,13 @@ func TestNothingAcknowledgedIsLostToAKill(t *testing.T) {
 		t.Error(err)
 	}
 	n.Kill(t)
-	t.Logf("%d kills, %d requests acknowledged, %d without an answer, slowest start %v", *flagRounds, set.Acknowledged(), unknown, slowest.Round(time.Millisecond))
+	t.Logf("%d kills, %d requests acknowledged, %d without an answer, %d snapshots, slowest start %v",
+		*flagRounds, set.Acknowledged(), unknown, snapshots, slowest.Round(time.Millisecond))
 	if unknown == 0 {
 		t.Error("no kill hit a write in flight: the load is not what this test is for")
+	}
+	if snapshots == 0 && *flagRounds >= 20 {
+		t.Error("no snapshot was taken, so no kill came near one: the load is not what this test is for")
 	}
 }
 

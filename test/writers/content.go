@@ -95,7 +95,7 @@ func (w *writer) events(r request, i int) []*pb.NewEvent {
 	for j := range out {
 		seq := r.first + uint64(j)
 		rng := w.rng(seq, uint64(i)+1)
-		size := 40 + rng.IntN(400)
+		size := 40 + rng.IntN(1000)
 		if rng.IntN(64) == 0 {
 			size = 16 << 10
 		}
