@@ -3,7 +3,8 @@ package main
 import (
 	"context"
 	"errors"
-	"fmt"
+	"io"
+	"os"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -50,6 +51,20 @@ one moment, but not all as of the same.`,
 	return cmd
 }
 
+func exported(c importer.ExportCounts) string {
+	return count(int(c.Events), "event", "events") + " of " + count(int(c.Aggregates), "aggregate", "aggregates")
+}
+
+// isRegular says whether w is a file in a file system.
+func isRegular(w io.Writer) bool {
+	file, ok := w.(*os.File)
+	if !ok {
+		return false
+	}
+	info, err := file.Stat()
+	return err == nil && info.Mode().IsRegular()
+}
+
 func runExport(cmd *cobra.Command, client *clientFlags, opts importer.ExportOptions) error {
 	ctx, cancel := client.context(cmd.Context())
 	defer cancel()
@@ -58,13 +73,14 @@ func runExport(cmd *cobra.Command, client *clientFlags, opts importer.ExportOpti
 		return err
 	}
 	defer func() { _ = conn.Close() }()
-	// A bar among the lines themselves would help nobody.
+	// A bar among the lines themselves would help nobody, and what a pipe leads to may well
+	// print on the same terminal.
 	bar := &progress{}
-	if !isTerminal(cmd.OutOrStdout()) {
+	if isRegular(cmd.OutOrStdout()) {
 		bar = newProgress(cmd.ErrOrStderr(), -1)
 	}
 	opts.Progress = func(c importer.ExportCounts) {
-		bar.say(func() string { return fmt.Sprintf("%d events of %d aggregates", c.Events, c.Aggregates) })
+		bar.say(func() string { return exported(c) })
 	}
 	_, err = importer.Export(ctx, pb.NewEventStoreServiceClient(conn), cmd.OutOrStdout(), opts)
 	bar.clear()

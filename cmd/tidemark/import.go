@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"sync"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -29,7 +30,8 @@ func newImportCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "import FILE",
 		Short: "Import a CSV or NDJSON file, or an export",
-		Long: `Import a file, one event for each row. FILE is UTF-8; "-" reads standard input.
+		Long: `Import a file, one event for each row. FILE is UTF-8; "-" reads standard
+input.
 
 One aggregate is made for each value of --id-column. Every column that no flag names goes
 into the payload, a JSON object; a CSV column without a name is called column_N there, N
@@ -37,9 +39,21 @@ counting from 0. The values of CSV stay strings, those of NDJSON objects stay wh
 A row's sequence is its rank within its aggregate. A time is RFC 3339, or near it:
 "2010-12-30 14:32:00+01:00", "2010-12-30 14:32:00" (taken as UTC), "2010-12-30".
 
-Running an import again adds what is missing and nothing else, whatever ended the run before.
-When a row is refused, the later rows of the same aggregate are refused too, so that the file
-can be mended and imported again without rows changing places; other aggregates go on.
+Running an import again with the same file adds what is missing and nothing
+else, whatever ended the run before. Ranks are counted from the rows of the file:
+once imported, a file may only grow at its end. From the first row on that was
+inserted, removed, moved or changed, the rows of its aggregate are refused, and
+so are those of another file with the same --client-id and aggregates.
+
+When a row is refused, the later rows of its aggregate are refused too and are
+not sent; other aggregates go on. A row that was never written can be mended
+where it stands; then run the import again. One that is refused because the
+store holds another event in its place cannot: what is written stays.
+
+If it cannot be told which aggregate a row belongs to (a line that is not CSV or
+JSON, too few or too many columns, an id that is not allowed), the import stops
+there: the rows before it are in, the rows behind it are not sent. Mend the line
+and run the import again.
 
 The lines that "tidemark export" writes are imported with --format ndjson and no other flags;
 batches, writers and sequences come back as they were.
@@ -73,8 +87,6 @@ The last line printed is "imported N, already there M, refused K"; the exit code
 	flags.DurationVar(&f.opts.RetryFor, "retry-for", time.Minute, "how long a row is sent again, if the server is busy or away, before the import ends")
 	flags.Uint64Var(&f.printed, "print-refused", 20, "how many refused rows to report one by one")
 	f.client.register(cmd, 0)
-	// The flag exists: this cannot fail.
-	_ = cmd.MarkFlagRequired("format")
 	return cmd
 }
 
@@ -98,17 +110,35 @@ func (f *importFlags) run(cmd *cobra.Command, name string) error {
 
 	stderr := cmd.ErrOrStderr()
 	bar := newProgress(stderr, size)
+	// What the import says comes from several goroutines.
+	var mu sync.Mutex
+	warn := func(format string, args ...any) {
+		mu.Lock()
+		defer mu.Unlock()
+		bar.clear()
+		fmt.Fprintf(stderr, format+"\n", args...)
+	}
 	refusals := uint64(0)
 	opts := f.opts
-	opts.Progress = func(c importer.Counts) { bar.say(c.String) }
+	opts.Progress = func(c importer.Counts, bytes int64) {
+		mu.Lock()
+		defer mu.Unlock()
+		bar.say(c.String)
+		bar.set(bytes)
+	}
+	opts.Waiting = func(err error) {
+		warn("tidemark: %s; the import goes on trying, for up to %s (--retry-for)", printable(plainError(err).Error()), opts.RetryFor)
+	}
 	opts.Refused = func(r importer.Refusal) {
 		if refusals++; refusals <= f.printed {
-			bar.clear()
-			fmt.Fprintf(stderr, "%s: %s\n", printable(name), printable(r.Error()))
+			warn("%s: %s", printable(name), printable(r.Error()))
 		}
 	}
-	counts, err := importer.Run(ctx, pb.NewEventStoreServiceClient(conn), bar.reading(file), opts)
+	counts, err := importer.Run(ctx, pb.NewEventStoreServiceClient(conn), file, opts)
 	bar.clear()
+	if errors.As(err, new(*importer.InputError)) {
+		return &exitError{code: exitUsage, err: fmt.Errorf("%s: %w", name, err), advice: "Nothing was imported."}
+	}
 	if refusals > f.printed {
 		fmt.Fprintf(stderr, "%s: and %d more refusals; --print-refused N shows more\n", printable(name), refusals-f.printed)
 	}
@@ -139,6 +169,7 @@ func (f *importFlags) printCounts(w io.Writer, c importer.Counts) error {
 
 // importError is the command's error after an import; nil if all rows are in the store.
 func importError(ctx context.Context, name string, counts importer.Counts, err error) *exitError {
+	stopped := (*importer.Stopped)(nil)
 	failure := &exitError{
 		code: exitFailure, mayHaveHappened: err != nil || counts.Imported > 0,
 		advice: "What was imported is safe. Run the same command again to complete the import: rows that are there already are recognised.",
@@ -148,11 +179,15 @@ func importError(ctx context.Context, name string, counts importer.Counts, err e
 		failure.err = errors.New("the import did not end within --timeout")
 	case ctx.Err() != nil:
 		failure.err = errors.New("interrupted")
+	case errors.As(err, &stopped):
+		failure.err = fmt.Errorf("%s: %w", name, err)
+		failure.advice = fmt.Sprintf("Mend line %d (or remove it, if it is no row) and run the same command again: rows that are there already are recognised.", stopped.Line)
 	case err != nil:
 		failure.err = fmt.Errorf("%s: %w", name, err)
 	case counts.Refused > 0:
 		failure.err = fmt.Errorf("%s: %d refused", name, counts.Refused)
-		failure.advice = "Mend the rows and run the same command again: rows that are there already are recognised."
+		failure.advice = "A row that was never written can be mended where it stands; then run the same command again: rows that are there already are recognised. " +
+			"A row that is refused because the store holds another event in its place cannot: a file that was imported may only grow at its end."
 	default:
 		return nil
 	}

@@ -63,12 +63,13 @@ func TestRefusedRowsAreNamedAndMakeImportFail(t *testing.T) {
 		t.Fatal(err)
 	}
 	file := filepath.Join(t.TempDir(), "claims.csv")
-	rows := strings.Repeat("9,t,Ada,x,,,a/b,\n", 30)
+	rows := strings.Repeat("9,,Ada,,,,3,\n", 30)
 	if err := os.WriteFile(file, append(data, rows...), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	const reason = `column "case:concept:name" names the aggregate, and "a/b" holds '/', which is not allowed; mend the value, or choose another --id-column`
-	const advice = "Mend the rows and run the same command again: rows that are there already are recognised.\n"
+	const reason = `column "concept:name" is empty; every event needs a type`
+	const advice = "A row that was never written can be mended where it stands; then run the same command again: rows that are there already are recognised. " +
+		"A row that is refused because the store holds another event in its place cannot: a file that was imported may only grow at its end.\n"
 	expect(t, exitFailure, "imported 5, already there 0, refused 30\n",
 		file+": line 8: "+reason+"\n"+file+": line 9: "+reason+"\n"+
 			file+": and 28 more refusals; --print-refused N shows more\n"+
@@ -100,8 +101,9 @@ func TestAnInterruptedImportSaysHowToGoOn(t *testing.T) {
 
 func TestImportMistakesExitWithTwo(t *testing.T) {
 	see := func(command string) string { return "See \"tidemark " + command + " --help\".\n" }
-	expect(t, exitUsage, "", "tidemark: required flag(s) \"format\" not set\n"+see("import"), "import", "x.csv")
-	expect(t, exitUsage, "", "tidemark: --org is missing\n"+see("import"), "import", "x.csv", "--format", "csv", "--id-column", "a", "--event-type-column", "b")
+	expect(t, exitUsage, "", "tidemark: --format is missing; expected csv or ndjson\n"+see("import"), "import", "x.csv")
+	expect(t, exitUsage, "", "tidemark: --format, --event-type-column, --type and --client-id are missing\n"+see("import"), "import", "x.csv", "--id-column", "a", "--org", "o")
+	expect(t, exitUsage, "", "tidemark: --org, --type and --client-id are missing\n"+see("import"), "import", "x.csv", "--format", "csv", "--id-column", "a", "--event-type-column", "b")
 	expect(t, exitUsage, "", "tidemark: invalid argument \"xml\" for \"--format\" flag: expected csv or ndjson\n"+see("import"), "import", "x.csv", "--format", "xml")
 	expect(t, exitUsage, "", "tidemark: --outstanding: expected 1 to 10000, found 0\n"+see("import"), "import", "x", "--format", "ndjson", "--outstanding", "0")
 	expect(t, exitUsage, "", "tidemark: cannot open the file: open testdata/none: no such file or directory\n"+see("import"), "import", "testdata/none", "--format", "ndjson")
@@ -111,8 +113,22 @@ func TestImportMistakesExitWithTwo(t *testing.T) {
 
 func TestAFileOfAnotherKindIsSaidToBe(t *testing.T) {
 	node := serve(t, t.TempDir()).address
-	const again = "What was imported is safe. Run the same command again to complete the import: rows that are there already are recognised.\n"
-	expect(t, exitFailure, "imported 0, already there 0, refused 0\n",
-		"tidemark: testdata/claims.csv: --id-column: the file has no column \"case\"; its columns are [\"column_0\" \"concept:name\" \"org:resource\" \"time:timestamp\" \"Activity\" \"Costs\" \"case:concept:name\" \"case:creator\"]\n"+again,
-		"import", "testdata/claims.csv", "--server", node, "--format", "csv", "--org", "o", "--type", "t", "--client-id", "c", "--id-column", "case", "--event-type-column", "concept:name")
+	expect(t, exitUsage, "",
+		"tidemark: testdata/claims.csv: --id-column: the file has no column \"case\"; its columns are [\"column_0\" \"concept:name\" \"org:resource\" \"time:timestamp\" \"Activity\" \"Costs\" \"case:concept:name\" \"case:creator\"]\n"+
+			"--event-type-column: the file has no column \"what\"; its columns are [\"column_0\" \"concept:name\" \"org:resource\" \"time:timestamp\" \"Activity\" \"Costs\" \"case:concept:name\" \"case:creator\"]\n"+
+			"Nothing was imported.\nSee \"tidemark import --help\".\n",
+		"import", "testdata/claims.csv", "--server", node, "--format", "csv", "--org", "o", "--type", "t", "--client-id", "c", "--id-column", "case", "--event-type-column", "what")
+}
+
+func TestAnImportStopsAtARowWithoutAnAggregate(t *testing.T) {
+	node := serve(t, t.TempDir()).address
+	file := filepath.Join(t.TempDir(), "rows.csv")
+	if err := os.WriteFile(file, []byte("id,type,n\na,t,1\na,t\nb,t,2\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	expect(t, exitFailure, "imported 1, already there 0, refused 1\n",
+		file+": line 3: the row has 2 columns, the header has 3; look for a missing or an unquoted comma\n"+
+			"tidemark: "+file+": stopped at line 3: it cannot be told which aggregate the row belongs to, and a row's sequence is its rank within its aggregate; the rows behind it were not sent\n"+
+			"Mend line 3 (or remove it, if it is no row) and run the same command again: rows that are there already are recognised.\n",
+		"import", file, "--server", node, "--format", "csv", "--org", "o", "--type", "t", "--client-id", "c", "--id-column", "id", "--event-type-column", "type")
 }

@@ -27,7 +27,7 @@ func newProgress(w io.Writer, size int64) *progress {
 	}
 	return &progress{bar: progressbar.NewOptions64(size,
 		progressbar.OptionSetWriter(w),
-		progressbar.OptionShowBytes(size > 0),
+		progressbar.OptionShowBytes(true),
 		progressbar.OptionSetWidth(20),
 		progressbar.OptionThrottle(progressInterval),
 		progressbar.OptionSetPredictTime(size > 0),
@@ -41,13 +41,11 @@ func isTerminal(w io.Writer) bool {
 	return ok && term.IsTerminal(int(file.Fd()))
 }
 
-// reading is r, counted.
-func (p *progress) reading(r io.Reader) io.Reader {
-	if p.bar == nil {
-		return r
+// set says how many bytes are done. Like say, it is not called from two goroutines at once.
+func (p *progress) set(bytes int64) {
+	if p.bar != nil {
+		_ = p.bar.Set64(bytes)
 	}
-	reader := progressbar.NewReader(r, p.bar)
-	return &reader
 }
 
 // say puts a text beside the bar. It is not called from two goroutines at once.

@@ -14,9 +14,6 @@ import (
 type run struct {
 	// version is the one that the newest sent batch has in the store; 0 before the first.
 	version uint64
-	// brokenAt is the line of the first batch that was refused; the later ones are held
-	// back, or they would take its version.
-	brokenAt int64
 }
 
 // batchSource reads export lines and puts the batches together again.
@@ -47,6 +44,8 @@ func newBatchSource(r io.Reader) (*batchSource, error) {
 	}
 	return &batchSource{lines: lineReader{r: text}}, nil
 }
+
+func (s *batchSource) offset() int64 { return s.lines.bytes }
 
 // read parses the next line into ahead.
 func (s *batchSource) read() error {

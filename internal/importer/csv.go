@@ -97,15 +97,17 @@ func (s *csvSource) next() (*unit, error) {
 	line, _ := s.r.FieldPos(0)
 	s.line = int64(line)
 	r := row{line: s.line}
-	if s.id < len(record) {
-		r.id = record[s.id]
-	}
 	if len(record) != len(s.names) {
-		return nil, s.refuse(&r, "the row has %d columns, the header has %d; look for a missing or an unquoted comma", len(record), len(s.names))
+		// What stands in the id column may be another column's value.
+		return nil, stop(r.line, "the row has %d columns, the header has %d; look for a missing or an unquoted comma", len(record), len(s.names))
+	}
+	r.id = record[s.id]
+	if err := s.rows.checkID(&r); err != nil {
+		return nil, err
 	}
 	for i, field := range record {
 		if !utf8.ValidString(field) {
-			return nil, s.refuse(&r, "column %q is not valid UTF-8: %q; convert the file, for example with iconv -f LATIN1 -t UTF-8", s.names[i], clip(field))
+			return s.rows.bad(&r, "column %q is not valid UTF-8: %q; convert the file, for example with iconv -f LATIN1 -t UTF-8", s.names[i], clip(field)), nil
 		}
 	}
 	r.eventType = record[s.eventType]
@@ -122,25 +124,18 @@ func (s *csvSource) next() (*unit, error) {
 		r.hash = s.hash.sum()
 	}
 	r.payload = s.payload(record)
-	return s.rows.unit(&r)
+	return s.rows.unit(&r), nil
 }
 
-// refuse gives up a row that is known to belong to an aggregate: it keeps its rank.
-func (s *csvSource) refuse(r *row, format string, args ...any) error {
-	if checkName(r.id) == nil {
-		s.rows.rank(r.id)
-	}
-	return refuse(r.line, format, args...)
-}
+func (s *csvSource) offset() int64 { return s.r.InputOffset() }
 
-// readError sorts what encoding/csv reports: a row that is not CSV is a refusal, and reading
-// goes on with the next line; anything else ends the import.
+// readError sorts what encoding/csv reports.
 func (s *csvSource) readError(err error) error {
 	if s.limit.exceeded {
 		return fmt.Errorf("the row after line %d: %w", s.line, errRowTooLong)
 	}
 	if parse := (*csv.ParseError)(nil); errors.As(err, &parse) {
-		return refuse(int64(parse.StartLine), "not CSV at line %d, column %d: %s; a field that holds a quote must be in quotes, and the quote doubled",
+		return stop(int64(parse.StartLine), "not CSV at line %d, column %d: %s; a field that holds a quote must be in quotes, and the quote doubled",
 			parse.Line, parse.Column, parse.Err)
 	}
 	if errors.Is(err, io.EOF) {

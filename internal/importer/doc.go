@@ -16,17 +16,29 @@
 //
 // # Resuming
 //
+// Ranks are counted from the rows of the file. A file that was imported may therefore grow at
+// its end, and in no other way: from the first row on that was inserted, removed, moved or
+// mended before others of its aggregate, the rows of that aggregate are refused, and so they
+// are when another file is imported under the same client id into the same aggregates.
+//
 // Requests are enforced and sent with CONFIRM, so a row that is there already is answered
 // with its original result: running an import again, after success or after an
 // interruption, adds what is missing and nothing else. A row that had to be resent because
 // the outcome of its first sending was lost can be counted as "already there".
 //
-// Each row also carries previous_client_seq. When a row is refused, the later rows of the
-// same aggregate are therefore refused as well (2030) instead of closing the gap: mend the
-// row and run the import again, and the aggregate comes out in file order. Only a row whose
-// aggregate cannot be told (a line that is not CSV, or is too short to have an id) cannot
-// hold anything back; the rows behind it move up by one, and once the line is mended the
-// store refuses them as having other content.
+// After a row was refused, every later row of its aggregate is refused without being sent:
+// it would take the sequence of the refused one, and be written a second time once that is
+// mended. The refused row keeps its rank, so a row that was never written can be mended where
+// it stands and the file imported again. A row that was refused because the store holds
+// another one in its place cannot be mended into the store: the history is what it is.
+//
+// A row whose aggregate cannot be told (a line that is not CSV or JSON, a row with too few or
+// too many columns, an id that is not allowed) ends the import, since the rank of any row
+// behind it is open: what was read before it is settled, nothing behind it is sent. The line
+// must be mended first. This does not concern exports, whose lines bring their versions.
+//
+// Each row also carries previous_client_seq, so that two imports at the same time under one
+// client id cannot leave a gap between them.
 //
 // # Order and memory
 //

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"strings"
 	"sync"
 	"time"
 
@@ -47,8 +48,12 @@ type Options struct {
 
 	// Refused is told of every refusal, one at a time. May be nil.
 	Refused func(Refusal)
-	// Progress is told the counts after every row, one at a time. May be nil.
-	Progress func(Counts)
+	// Progress is told the counts after every row, one at a time, and how many bytes of the
+	// file hold the rows that are counted. May be nil.
+	Progress func(c Counts, bytes int64)
+	// Waiting is told once, of the first call that could not reach the store and is repeated.
+	// May be nil.
+	Waiting func(error)
 }
 
 // Export says whether the file is an export rather than rows.
@@ -56,33 +61,44 @@ func (o *Options) Export() bool { return o.Format == NDJSON && o.Columns == Colu
 
 // Validate checks what does not need the file; errors name the flag.
 func (o *Options) Validate() error {
-	if o.Format != CSV && o.Format != NDJSON {
+	if o.Format != CSV && o.Format != NDJSON && o.Format != "" {
 		return fmt.Errorf("--format: expected %s or %s, found %q", CSV, NDJSON, o.Format)
 	}
 	flags := []struct{ flag, value string }{
+		{"--format", string(o.Format)},
 		{"--id-column", o.Columns.ID}, {"--event-type-column", o.Columns.EventType},
 		{"--org", o.Org}, {"--type", o.Type}, {"--client-id", o.ClientID},
 	}
 	if o.Export() {
-		for _, f := range flags[2:] {
+		for _, f := range flags[3:] {
 			if f.value != "" {
 				return fmt.Errorf("%s: the lines of an export bring their own; for other NDJSON give --id-column and --event-type-column too", f.flag)
 			}
 		}
 		return nil
 	}
+	var missing []string
 	for _, f := range flags {
 		if f.value == "" {
-			return fmt.Errorf("%s is missing", f.flag)
+			missing = append(missing, f.flag)
 		}
 	}
-	for _, f := range flags[2:] {
+	switch {
+	case len(missing) == len(flags):
+		return fmt.Errorf("--format is missing; expected %s or %s", CSV, NDJSON)
+	case len(missing) == 1:
+		return fmt.Errorf("%s is missing", missing[0])
+	case len(missing) > 1:
+		last := len(missing) - 1
+		return fmt.Errorf("%s and %s are missing", strings.Join(missing[:last], ", "), missing[last])
+	}
+	for _, f := range flags[3:] {
 		if err := checkName(f.value); err != nil {
 			return fmt.Errorf("%s: %w", f.flag, err)
 		}
 	}
 	used := make(map[string]string)
-	flags = append(flags[:2], []struct{ flag, value string }{
+	flags = append(flags[1:3], []struct{ flag, value string }{
 		{"--time-column", o.Columns.Time}, {"--event-id-column", o.Columns.EventID},
 	}...)
 	for _, f := range flags {
@@ -107,11 +123,20 @@ func (c Counts) String() string {
 	return fmt.Sprintf("imported %d, already there %d, refused %d", c.Imported, c.AlreadyThere, c.Refused)
 }
 
-// source yields requests in file order. Its error is a *Refusal for a row that cannot be
-// sent, io.EOF at the end, or what ends the import.
+// source yields requests in file order. Its error is a *Refusal for lines that are left out,
+// io.EOF at the end, or what ends the import.
 type source interface {
 	next() (*unit, error)
+	// offset is how many bytes of the file were taken by what next has returned.
+	offset() int64
 }
+
+// InputError is the error of an import whose file cannot be begun: it is of another kind
+// than the options say. Nothing was sent.
+type InputError struct{ err error }
+
+func (e *InputError) Error() string { return e.err.Error() }
+func (e *InputError) Unwrap() error { return e.err }
 
 func newSource(r io.Reader, opts *Options) (source, error) {
 	switch {
@@ -139,9 +164,13 @@ func Run(ctx context.Context, client pb.EventStoreServiceClient, r io.Reader, op
 		callTimeout: orDefault(opts.CallTimeout, defaultCallTimeout),
 		retryFor:    orDefault(opts.RetryFor, defaultRetryFor),
 	}
+	if opts.Waiting != nil {
+		var once sync.Once
+		patience.waiting = func(err error) { once.Do(func() { opts.Waiting(err) }) }
+	}
 	src, err := newSource(r, &opts)
 	if err != nil {
-		return Counts{}, err
+		return Counts{}, &InputError{err}
 	}
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
@@ -158,6 +187,9 @@ func Run(ctx context.Context, client pb.EventStoreServiceClient, r io.Reader, op
 	err = im.read(src)
 	im.lanes.close()
 	workers.Wait()
+	if end := (*Stopped)(nil); errors.As(err, &end) {
+		im.settle(refused, end.Rows, 0, &end.Refusal) // the last to be reported
+	}
 	if cause := context.Cause(ctx); cause != nil {
 		err = errors.Join(cause, err)
 	}
@@ -182,14 +214,18 @@ type importRun struct {
 
 	mu     sync.Mutex
 	counts Counts
+	bytes  int64 // of the file, that hold the rows counted
 }
 
 // read queues everything that src yields.
 func (im *importRun) read(src source) error {
+	offset := int64(0)
 	for {
 		u, err := src.next()
+		bytes := src.offset() - offset
+		offset += bytes
 		if bad := (*Refusal)(nil); errors.As(err, &bad) {
-			im.settle(refused, bad.Rows, bad)
+			im.settle(refused, bad.Rows, bytes, bad)
 			continue
 		}
 		if errors.Is(err, io.EOF) {
@@ -198,6 +234,7 @@ func (im *importRun) read(src source) error {
 		if err != nil {
 			return err
 		}
+		u.bytes = bytes
 		if !im.lanes.add(u) {
 			return nil // cancelled; the cause says why
 		}
@@ -217,13 +254,13 @@ func (im *importRun) work(ctx context.Context) {
 			im.cancel(err)
 			return
 		}
-		im.settle(result, u.rows, refusal)
+		im.settle(result, u.rows, u.bytes, refusal)
 		im.lanes.done(u)
 	}
 }
 
 // settle counts rows and reports them.
-func (im *importRun) settle(result outcome, rows int, refusal *Refusal) {
+func (im *importRun) settle(result outcome, rows int, bytes int64, refusal *Refusal) {
 	im.mu.Lock()
 	defer im.mu.Unlock()
 	switch result {
@@ -237,7 +274,8 @@ func (im *importRun) settle(result outcome, rows int, refusal *Refusal) {
 			im.opts.Refused(*refusal)
 		}
 	}
+	im.bytes += bytes
 	if im.opts.Progress != nil {
-		im.opts.Progress(im.counts)
+		im.opts.Progress(im.counts, im.bytes)
 	}
 }

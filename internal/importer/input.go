@@ -44,6 +44,8 @@ type lineReader struct {
 	r    *bufio.Reader
 	buf  []byte
 	line int64 // number of the line that next returned last, from 1
+
+	bytes int64 // read so far, line breaks included
 }
 
 // next returns the next line that is not blank, without its line break; the bytes are valid
@@ -68,6 +70,7 @@ func (l *lineReader) read() ([]byte, error) {
 		if err != nil && !errors.Is(err, bufio.ErrBufferFull) && !errors.Is(err, io.EOF) {
 			return nil, fmt.Errorf("cannot read the input after line %d: %w", l.line, err)
 		}
+		l.bytes += int64(len(part))
 		if len(l.buf)+len(part) > maxRowBytes {
 			tooLong = true
 			l.buf = l.buf[:0]

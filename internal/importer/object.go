@@ -32,7 +32,7 @@ func newObjectSource(r io.Reader, opts *Options) (*objectSource, error) {
 func (s *objectSource) next() (*unit, error) {
 	text, err := s.lines.next()
 	if errors.Is(err, errLineTooLong) {
-		return nil, refuse(s.lines.line, "%s", err)
+		return nil, stop(s.lines.line, "%s", err)
 	}
 	if err != nil {
 		return nil, err
@@ -40,41 +40,44 @@ func (s *objectSource) next() (*unit, error) {
 	r := row{line: s.lines.line}
 	switch {
 	case !utf8.Valid(text):
-		return nil, refuse(r.line, "not valid UTF-8; convert the file, for example with iconv -f LATIN1 -t UTF-8")
+		return nil, stop(r.line, "not valid UTF-8; convert the file, for example with iconv -f LATIN1 -t UTF-8")
 	case !json.Valid(text):
-		return nil, refuse(r.line, "not JSON; expected one object on one line: %q", clip(string(text)))
+		return nil, stop(r.line, "not JSON; expected one object on one line: %q", clip(string(text)))
 	}
-	found, err := s.read(text, &r)
-	if err == nil {
-		switch columns := s.opts.Columns; {
-		case !found.id:
-			err = fmt.Errorf("the object has no %q, which names the aggregate", columns.ID)
-		case !found.eventType:
-			err = fmt.Errorf("the object has no %q; every event needs a type", columns.EventType)
-		}
+	found, idErr, err := s.read(text, &r)
+	if idErr == nil && !found.id {
+		idErr = fmt.Errorf("the object has no %q, which names the aggregate", s.opts.Columns.ID)
+	}
+	if idErr != nil {
+		return nil, stop(r.line, "%s", idErr)
+	}
+	if err := s.rows.checkID(&r); err != nil {
+		return nil, err
+	}
+	if err == nil && !found.eventType {
+		err = fmt.Errorf("the object has no %q; every event needs a type", s.opts.Columns.EventType)
 	}
 	if err != nil {
-		if checkName(r.id) == nil {
-			s.rows.rank(r.id)
-		}
-		return nil, refuse(r.line, "%s", err)
+		return s.rows.bad(&r, "%s", err), nil
 	}
 	if r.eventID == "" {
 		s.hash.add(string(bytes.TrimSpace(text)))
 		r.hash = s.hash.sum()
 	}
-	return s.rows.unit(&r)
+	return s.rows.unit(&r), nil
 }
+
+func (s *objectSource) offset() int64 { return s.lines.bytes }
 
 // present says which columns an object had.
 type present struct{ id, eventType bool }
 
-// read takes a valid line of JSON apart, in order. What it has found by the time of an
-// error is in r, so that a bad row can keep its rank.
-func (s *objectSource) read(text []byte, r *row) (found present, err error) {
+// read takes a valid line of JSON apart, in order. idErr says why the aggregate cannot be
+// told; err is about the rest, and the row can keep its rank.
+func (s *objectSource) read(text []byte, r *row) (found present, idErr, err error) {
 	dec := json.NewDecoder(bytes.NewReader(text))
 	if token, err := dec.Token(); err != nil || token != json.Delim('{') {
-		return found, fmt.Errorf("expected one object on the line, found %q", clip(string(text)))
+		return found, fmt.Errorf("expected one object on the line, found %q", clip(string(text))), nil
 	}
 	clear(s.seen)
 	columns := &s.opts.Columns
@@ -88,16 +91,20 @@ func (s *objectSource) read(text []byte, r *row) (found present, err error) {
 		before := dec.InputOffset()
 		token, e := dec.Token()
 		if e != nil {
-			return found, e
+			return found, e, nil
 		}
 		key, _ := token.(string)
 		rawKey := bytes.TrimLeft(text[before:dec.InputOffset()], ", \t\r")
 		var value json.RawMessage
 		if e := dec.Decode(&value); e != nil {
-			return found, e
+			return found, e, nil
 		}
 		if s.seen[key] {
-			fail(fmt.Errorf("the object has %q twice", key))
+			twice := fmt.Errorf("the object has %q twice", key)
+			if key == columns.ID {
+				idErr = twice
+			}
+			fail(twice)
 			continue
 		}
 		s.seen[key] = true
@@ -106,7 +113,9 @@ func (s *objectSource) read(text []byte, r *row) (found present, err error) {
 			payload = appendMember(payload, rawKey, value)
 		case columns.ID:
 			found.id = true
-			fail(scalar(key, value, &r.id))
+			if e := scalar(key, value, &r.id); e != nil {
+				idErr = e
+			}
 		case columns.EventType:
 			found.eventType = true
 			fail(scalar(key, value, &r.eventType))
@@ -119,7 +128,7 @@ func (s *objectSource) read(text []byte, r *row) (found present, err error) {
 		}
 	}
 	r.payload = append(payload, '}')
-	return found, err
+	return found, idErr, err
 }
 
 // appendMember appends one member of an object that has been opened.

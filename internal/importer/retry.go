@@ -57,6 +57,8 @@ type patience struct {
 	callTimeout time.Duration
 	// retryFor bounds how long attempts may go on failing.
 	retryFor time.Duration
+	// waiting is told of calls that could not reach the store and are repeated; may be nil.
+	waiting func(error)
 }
 
 const (
@@ -86,6 +88,9 @@ func (p *patience) retry(ctx context.Context, call func(context.Context) (progre
 		wait := backoff(attempt, err)
 		if now.Add(wait).Sub(failing) > p.retryFor {
 			return &gaveUpError{after: now.Sub(failing), err: err}
+		}
+		if _, answered := api.FromStatus(err); !answered && p.waiting != nil {
+			p.waiting(err)
 		}
 		timer := time.NewTimer(wait)
 		select {

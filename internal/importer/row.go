@@ -23,6 +23,8 @@ type unit struct {
 	aggregate string
 	req       *pb.AppendRequest
 	size      int
+	// bytes of the file that were read for it.
+	bytes int64
 	// run is set for exported batches only.
 	run *run
 	// refusal is set instead of req for lines that cannot be sent.
@@ -41,6 +43,21 @@ type Refusal struct {
 
 // Error makes a refusal what a source returns for a row that cannot be sent.
 func (r *Refusal) Error() string { return fmt.Sprintf("line %d: %s", r.Line, r.Reason) }
+
+// Stopped is the error of an import that cannot go on: nobody can tell which aggregate a row
+// belongs to, so the ranks of the rows behind it cannot be told either. The row itself is
+// counted as refused; none behind it was sent, and all before it are settled.
+type Stopped struct{ Refusal }
+
+func (s *Stopped) Error() string {
+	return fmt.Sprintf("stopped at line %d: it cannot be told which aggregate the row belongs to, and a row's sequence is its rank within its aggregate; "+
+		"the rows behind it were not sent", s.Line)
+}
+
+// stop gives up a row whose aggregate cannot be told, and with it the rest of the file.
+func stop(line int64, format string, args ...any) *Stopped {
+	return &Stopped{Refusal: *refuse(line, format, args...)}
+}
 
 func refuse(line int64, format string, args ...any) *Refusal {
 	return &Refusal{Line: line, Rows: 1, Reason: fmt.Sprintf(format, args...)}
@@ -68,7 +85,7 @@ func newRows(opts *Options) *rows {
 }
 
 // rank counts a row of an aggregate, whether or not it can be sent: the sequence of a
-// refused row stays its own, so that it can be imported once it is mended.
+// refused row stays its own, so that it can be imported once it is mended where it stands.
 func (b *rows) rank(id string) uint64 {
 	n, seen := b.ranks[id]
 	if !seen {
@@ -78,27 +95,48 @@ func (b *rows) rank(id string) uint64 {
 	return n + 1
 }
 
-// unit makes the request of a row.
-func (b *rows) unit(r *row) (*unit, error) {
-	if err := checkName(r.id); err != nil {
-		return nil, refuse(r.line, "column %q names the aggregate, and %s; mend the value, or choose another --id-column", b.opts.Columns.ID, err)
+// bad makes the unit of a row that cannot be sent although its aggregate is known. It keeps
+// its rank, and goes the way of the others so that its aggregate is held back behind it and
+// not before.
+func (b *rows) bad(r *row, format string, args ...any) *unit {
+	b.rank(r.id)
+	return b.unsendable(r, format, args...)
+}
+
+// unsendable is bad for a row that was ranked already.
+func (b *rows) unsendable(r *row, format string, args ...any) *unit {
+	return &unit{
+		line: r.line, rows: 1, aggregate: strings.Clone(r.id), size: unitOverhead,
+		refusal: refuse(r.line, format, args...),
 	}
+}
+
+// checkID stops the import at a row that names no aggregate.
+func (b *rows) checkID(r *row) error {
+	if err := checkName(r.id); err != nil {
+		return stop(r.line, "column %q names the aggregate, and %s; mend the value, or choose another --id-column", b.opts.Columns.ID, err)
+	}
+	return nil
+}
+
+// unit makes the request of a row whose id was checked.
+func (b *rows) unit(r *row) *unit {
 	rank := b.rank(r.id)
 	switch {
 	case r.eventType == "":
-		return nil, refuse(r.line, "column %q is empty; every event needs a type", b.opts.Columns.EventType)
+		return b.unsendable(r, "column %q is empty; every event needs a type", b.opts.Columns.EventType)
 	case len(r.eventType) > maxPart:
-		return nil, refuse(r.line, "column %q: an event type has at most %d bytes, this one has %d", b.opts.Columns.EventType, maxPart, len(r.eventType))
+		return b.unsendable(r, "column %q: an event type has at most %d bytes, this one has %d", b.opts.Columns.EventType, maxPart, len(r.eventType))
 	}
 	eventID := r.eventID
 	if eventID == "" {
 		eventID = r.hash
 	} else if len(eventID) > maxPart {
-		return nil, refuse(r.line, "column %q: an event id has at most %d bytes, this one has %d", b.opts.Columns.EventID, maxPart, len(eventID))
+		return b.unsendable(r, "column %q: an event id has at most %d bytes, this one has %d", b.opts.Columns.EventID, maxPart, len(eventID))
 	}
 	occurredAt, err := parseTime(r.time)
 	if err != nil {
-		return nil, refuse(r.line, "column %q: %s", b.opts.Columns.Time, err)
+		return b.unsendable(r, "column %q: %s", b.opts.Columns.Time, err)
 	}
 	write := &pb.Write{
 		Aggregate: &pb.AggregateKey{Org: b.opts.Org, Type: b.opts.Type, Id: r.id},
@@ -119,7 +157,7 @@ func (b *rows) unit(r *row) (*unit, error) {
 			OnDuplicate: pb.OnDuplicate_ON_DUPLICATE_CONFIRM,
 		},
 		size: unitOverhead + len(r.id) + len(r.eventType) + len(eventID) + len(r.payload),
-	}, nil
+	}
 }
 
 // unitOverhead is about what a request costs in memory besides its contents.

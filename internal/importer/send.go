@@ -3,6 +3,7 @@ package importer
 import (
 	"context"
 	"fmt"
+	"sync"
 
 	"google.golang.org/protobuf/proto"
 
@@ -23,20 +24,49 @@ const (
 type sender struct {
 	client   pb.EventStoreServiceClient
 	patience patience
+
+	mu sync.Mutex
+	// broken is the line of the first refused unit of each aggregate that has one. What comes
+	// behind it in the file must not be sent: it would take the refused one's place, and be
+	// written a second time once that is mended.
+	broken map[string]int64
+}
+
+// hold makes the later units of a refused one's aggregate wait for a mended file.
+func (s *sender) hold(u *unit) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.broken == nil {
+		s.broken = make(map[string]int64)
+	}
+	s.broken[u.aggregate] = u.line
+}
+
+// held is the line of an earlier unit of the aggregate that was refused; 0 = none.
+func (s *sender) held(u *unit) int64 {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.broken[u.aggregate]
 }
 
 // send sends one unit until its fate is known. An error ends the import: the store has not
 // answered for Options.RetryFor, or answers in a way that would meet every row.
 func (s *sender) send(ctx context.Context, u *unit) (outcome, *Refusal, error) {
+	earlier := s.held(u)
 	switch {
 	case u.refusal != nil:
-		s.hold(u)
+		if earlier == 0 {
+			s.hold(u)
+		}
 		return refused, u.refusal, nil
-	case u.run == nil:
-	case u.run.brokenAt != 0:
+	case earlier != 0:
+		what := "row"
+		if u.run != nil {
+			what = "batch"
+		}
 		return refused, &Refusal{Line: u.line, Rows: u.rows, Reason: fmt.Sprintf(
-			"held back: line %d, an earlier batch of the same aggregate, was refused", u.run.brokenAt)}, nil
-	default:
+			"held back: line %d, an earlier %s of the same aggregate, was refused", earlier, what)}, nil
+	case u.run != nil:
 		u.req.Writes[0].ExpectedVersion = proto.Uint64(u.run.version)
 	}
 	result, err := s.untilAnswered(ctx, u)
@@ -73,13 +103,6 @@ func (s *sender) send(ctx context.Context, u *unit) (outcome, *Refusal, error) {
 	return refused, &Refusal{Line: u.line, Rows: u.rows, Reason: why}, nil
 }
 
-// hold makes the later batches of a refused one wait for a mended file.
-func (s *sender) hold(u *unit) {
-	if u.run != nil && u.run.brokenAt == 0 {
-		u.run.brokenAt = u.line
-	}
-}
-
 // explain is the store's own text of an error, without gRPC's around it.
 func explain(err error) string {
 	if e, ok := api.FromStatus(err); ok {
@@ -93,11 +116,12 @@ func reason(err error) string {
 	text := explain(err)
 	code := api.CodeOf(err)
 	if code == pb.ErrorCode_ERROR_CODE_CLIENT_SEQUENCE_GAP {
-		text += "; held back because an earlier row of the same aggregate is not in the store"
+		// The rows before are in the store, or this one would not have been sent.
+		text += "; the mark moved during the import: is another one running with this client id?"
 	}
 	if f, ok := api.DetailOf[*pb.AppendFailure](err); ok && f.GetHolder() != nil {
 		if f.GetHolder().GetContentDiffers() {
-			text += "; its content is another: was the file changed since it was imported?"
+			text += "; its content is another: was the file changed above its end, or another one imported with this client id?"
 		} else if code == pb.ErrorCode_ERROR_CODE_CLIENT_IDEMPOTENCY_VIOLATION {
 			text += "; was another file imported with this client id?"
 		}
