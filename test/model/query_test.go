@@ -76,21 +76,30 @@ func (w *world) read(ctx context.Context, req *pb.ReadRequest) (string, error) {
 	if w.srv == nil {
 		return told, nil
 	}
-	stream, err := w.srv.Client().Read(ctx, req)
+	got, err := readAll(ctx, w.srv.Client(), req)
+	if refused != nil || err != nil {
+		return told, refused.check(w, err)
+	}
+	return told, errors.Join(same(&pb.ReadResponse{Batches: batches, End: end}, got), checkChain(got.GetBatches(), req.GetFilter()))
+}
+
+// readAll makes a read and joins its messages.
+func readAll(ctx context.Context, client pb.EventStoreServiceClient, req *pb.ReadRequest) (*pb.ReadResponse, error) {
+	stream, err := client.Read(ctx, req)
 	if err != nil {
-		return told, err
+		return nil, err
 	}
 	got := &pb.ReadResponse{}
 	for {
 		part, err := stream.Recv()
-		if errors.Is(err, io.EOF) && refused == nil {
-			return told, errors.Join(same(&pb.ReadResponse{Batches: batches, End: end}, got), checkChain(got.GetBatches(), req.GetFilter()))
+		if errors.Is(err, io.EOF) {
+			return got, nil
 		}
 		if err != nil {
-			return told, refused.check(w, err)
+			return nil, err
 		}
 		if got.GetEnd() != nil {
-			return told, errors.New("the read goes on after its end")
+			return nil, errors.New("the read goes on after its end")
 		}
 		proto.Merge(got, part)
 	}

@@ -15,18 +15,21 @@ import (
 	pb "github.com/tidemark-db/tidemark/api/tidemark/v1"
 )
 
-// attempt is one append of a concurrent run. begun and ended are ticks of one counter, so
-// that an attempt that ended before another began is known to have come first.
+// attempt is one call of a concurrent run: an append, or a read if req is nil. begun and
+// ended are ticks of one counter, so that an attempt that ended before another began is
+// known to have come first.
 type attempt struct {
 	o            op
 	req          *pb.AppendRequest
 	resp         *pb.AppendResponse
+	read         *pb.ReadResponse
+	mark         *pb.GetMarkResponse
 	err          error
 	begun, ended int64
 }
 
 func (a *attempt) landed() bool {
-	return a.err == nil && len(a.resp.GetResults()) > 0 && !a.resp.GetResults()[0].GetAlreadyCommitted()
+	return a.err == nil && a.req != nil && len(a.resp.GetResults()) > 0 && !a.resp.GetResults()[0].GetAlreadyCommitted()
 }
 
 // failure is the detail of a refusal, nil if there is none.
@@ -50,6 +53,13 @@ type racer struct {
 }
 
 func (r *racer) next() op {
+	if r.rand.IntN(5) == 0 {
+		args := []string{aggregates[r.rand.IntN(len(aggregates))], r.client}
+		if r.rand.IntN(2) == 0 {
+			return op{verb: "mark", args: args}
+		}
+		return op{verb: "read", args: args[:1]}
+	}
 	if n := len(r.past); n > 0 && r.rand.IntN(100) < 25 {
 		o := r.past[n-1-r.rand.IntN(min(n, 3))]
 		if !flag(o.args, "confirm") && r.rand.IntN(2) == 0 {
@@ -97,6 +107,21 @@ func (r *racer) learn(a *attempt) {
 	}
 }
 
+// make makes the call.
+func (a *attempt) make(client pb.EventStoreServiceClient, org string) {
+	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	defer cancel()
+	switch a.o.verb {
+	case "append":
+		a.req = a.o.request(org)
+		a.resp, a.err = client.Append(ctx, a.req)
+	case "mark":
+		a.mark, a.err = client.GetMark(ctx, &pb.GetMarkRequest{Aggregate: key(org, a.o.args[0]), ClientId: a.o.args[1]})
+	case "read":
+		a.read, a.err = readAll(ctx, client, &pb.ReadRequest{Aggregate: key(org, a.o.args[0])})
+	}
+}
+
 // race lets racers loose on a server and returns what they did.
 func race(client pb.EventStoreServiceClient, org string, racers, ops int, seed uint64) []*attempt {
 	var clock atomic.Int64
@@ -110,13 +135,13 @@ func race(client pb.EventStoreServiceClient, org string, racers, ops int, seed u
 		wg.Go(func() {
 			for range ops {
 				o := r.next()
-				a := &attempt{o: o, req: o.request(org), begun: clock.Add(1)}
-				ctx, cancel := context.WithTimeout(context.Background(), patience)
-				a.resp, a.err = client.Append(ctx, a.req)
-				cancel()
+				a := &attempt{o: o, begun: clock.Add(1)}
+				a.make(client, org)
 				a.ended = clock.Add(1)
-				r.past = append(r.past, o)
-				r.learn(a)
+				if a.req != nil {
+					r.past = append(r.past, o)
+					r.learn(a)
+				}
 				all[i] = append(all[i], a)
 			}
 		})
@@ -148,20 +173,70 @@ func judge(w *world, attempts []*attempt) error {
 		}
 	}
 	var wrong []error
+	complain := func(a *attempt, err error) {
+		wrong = append(wrong, fmt.Errorf("%s (began at %d, ended at %d): %w", a.o, a.begun, a.ended, err))
+	}
 	for _, a := range attempts {
-		if err := plausible(w, a, landed); err != nil {
-			wrong = append(wrong, fmt.Errorf("%s (began at %d, ended at %d): %w", a.o, a.begun, a.ended, err))
+		if err := plausible(w, a); err != nil {
+			complain(a, err)
+		}
+	}
+	// Nobody may be told less than was known before the call began.
+	least, most := make([]map[string]uint64, len(attempts)), make([]map[string]uint64, len(attempts))
+	for i, a := range attempts {
+		least[i], most[i] = a.saw(w, false), a.saw(w, true)
+	}
+	for i, a := range attempts {
+		for j, b := range attempts {
+			if b.ended >= a.begun {
+				continue
+			}
+			for id, version := range least[j] {
+				if now, ok := most[i][id]; ok && (now < version || a.landed() && now == version) {
+					complain(a, fmt.Errorf("as of version %d of %s, and %s had ended with version %d", now, id, b.o, version))
+				}
+			}
 		}
 	}
 	return errors.Join(wrong...)
 }
 
-// plausible checks an answer that is not a landing against the history.
-func plausible(w *world, a *attempt, landed []*attempt) error {
-	if a.landed() {
-		return nil
+// saw is which version of which aggregate an answer is as of; a landing is as of its own. A
+// mark does not say: it is as of the newest or oldest version at which it was so.
+func (a *attempt) saw(w *world, newest bool) map[string]uint64 {
+	out := map[string]uint64{}
+	switch f := failure(a.err); {
+	case a.mark != nil:
+		k := w.key(a.o.args[0])
+		for v := range w.m.GetAggregate(k).GetVersion() + 1 {
+			if w.m.asOf(k, v).mark(name(k), a.o.args[1]) == a.mark.GetMark() {
+				if out[a.o.args[0]] = v; !newest {
+					break
+				}
+			}
+		}
+	case a.read != nil:
+		out[a.o.args[0]] = a.read.GetEnd().GetCurrentVersion()
+	case a.landed():
+		for _, r := range a.resp.GetResults() {
+			out[r.GetAggregate().GetId()] = r.GetVersion()
+		}
+	case f != nil:
+		out[f.GetAggregate().GetId()] = f.GetCurrentVersion()
+	case a.req == nil:
+		out[a.o.args[0]] = 0
 	}
-	if a.err == nil {
+	return out
+}
+
+// plausible checks an answer that is not a landing against the history.
+func plausible(w *world, a *attempt) error {
+	switch {
+	case a.landed():
+		return nil
+	case a.req == nil:
+		return plausibleRead(w, a)
+	case a.err == nil:
 		_, err := w.settle(&call{req: a.req, resp: a.resp}, w.m.Append(a.req))
 		return err
 	}
@@ -172,15 +247,7 @@ func plausible(w *world, a *attempt, landed []*attempt) error {
 	if err := refuse(f.GetCode(), f).check(w, a.err); err != nil {
 		return err
 	}
-	id := f.GetAggregate()
-	for _, l := range landed {
-		for _, res := range l.resp.GetResults() {
-			if name(res.GetAggregate()) == name(id) && l.ended < a.begun && res.GetVersion() > f.GetCurrentVersion() {
-				return fmt.Errorf("version %d was acknowledged before, and the refusal is as of version %d", res.GetVersion(), f.GetCurrentVersion())
-			}
-		}
-	}
-	then := w.m.asOf(id, f.GetCurrentVersion())
+	then := w.m.asOf(f.GetAggregate(), f.GetCurrentVersion())
 	if then == nil {
 		return fmt.Errorf("current_version %d never was", f.GetCurrentVersion())
 	}
@@ -199,6 +266,32 @@ func plausible(w *world, a *attempt, landed []*attempt) error {
 		s.ahead = f.GetInFlightVersion() - f.GetCurrentVersion()
 	}
 	return s.justified(f.GetCode())
+}
+
+// plausibleRead checks a read against the version, and the position, that it says it is as of.
+func plausibleRead(w *world, a *attempt) error {
+	k := w.key(a.o.args[0])
+	switch {
+	case a.mark != nil:
+		then := w.m.asOf(k, a.saw(w, true)[k.GetId()])
+		want := then.GetMark(k, a.o.args[1])
+		if want.InFlightMark = a.mark.InFlightMark; a.mark.GetInFlightMark() > w.m.mark(name(k), a.o.args[1]) {
+			return fmt.Errorf("in flight was mark %d, and never landed", a.mark.GetInFlightMark())
+		}
+		return same(want, a.mark)
+	case a.read != nil:
+		then := w.m.asOf(k, a.read.GetEnd().GetCurrentVersion())
+		if then == nil {
+			return fmt.Errorf("version %d never was", a.read.GetEnd().GetCurrentVersion())
+		}
+		then.position = a.read.GetEnd().GetPosition()
+		if late := w.m.asOf(k, a.read.GetEnd().GetCurrentVersion()+1); late != nil && late.aggregates[name(k)].batches[a.read.GetEnd().GetCurrentVersion()].GetPosition() <= then.position {
+			return fmt.Errorf("as of position %d, and without the next version, which lies below", then.position)
+		}
+		batches, end, _, _ := then.Read(&pb.ReadRequest{Aggregate: k})
+		return same(&pb.ReadResponse{Batches: batches, End: end}, a.read)
+	}
+	return refuse(pb.ErrorCode_ERROR_CODE_AGGREGATE_NOT_FOUND, nil).check(w, a.err)
 }
 
 // justified says whether a code follows from what the detail itself says.
@@ -240,7 +333,7 @@ func (m *Model) asOf(k *pb.AggregateKey, version uint64) *Model {
 // definite answer, which the model knows.
 func resendAll(w *world, attempts []*attempt) error {
 	for _, a := range attempts {
-		if a.landed() {
+		if a.landed() || a.req == nil {
 			continue
 		}
 		if told, err := w.run(a.o); err != nil {
