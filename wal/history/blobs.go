@@ -22,8 +22,13 @@ import (
 const blobExt = ".blob"
 
 // blobFS is a file system that opens no damaged blob file. Its errors are not marked as
-// corruption for Pebble, which therefore only passes them on.
-type blobFS struct{ vfs.FS }
+// corruption for Pebble, which therefore only passes them on. It also stops Pebble where a
+// blob file cannot be written: see blobFile.
+type blobFS struct {
+	vfs.FS
+	// stop does not return.
+	stop func(error)
+}
 
 // Unwrap gives Pebble the file system below.
 func (fs blobFS) Unwrap() vfs.FS { return fs.FS }
@@ -52,6 +57,63 @@ func (fs blobFS) Open(name string, opts ...vfs.OpenOption) (vfs.File, error) {
 	}
 	return f, nil
 }
+
+// Create creates a file for writing.
+func (fs blobFS) Create(name string, category vfs.DiskWriteCategory) (vfs.File, error) {
+	f, err := fs.FS.Create(name, category)
+	return fs.written(name, f, err)
+}
+
+// ReuseForWrite makes an old file a new one.
+func (fs blobFS) ReuseForWrite(old, name string, category vfs.DiskWriteCategory) (vfs.File, error) {
+	f, err := fs.FS.ReuseForWrite(old, name, category)
+	return fs.written(name, f, err)
+}
+
+func (fs blobFS) written(name string, f vfs.File, err error) (vfs.File, error) {
+	if err != nil || !strings.HasSuffix(name, blobExt) {
+		return f, err
+	}
+	return blobFile{f, name, fs.stop}, nil
+}
+
+// blobFile is a blob file that is being written. Pebble v2.1.7 does not survive an error of
+// the last write, the flush or the close of one: blob.FileWriter.Close then aborts a writer
+// that has let go of its file already, and dereferences nil in the background. So an error
+// goes to the store's owner from here, and the goroutine that met it stops.
+type blobFile struct {
+	vfs.File
+	name string
+	stop func(error)
+}
+
+func (f blobFile) check(what string, err error) error {
+	if err != nil {
+		f.stop(fmt.Errorf("%s %s: %w", what, f.name, err))
+	}
+	return err
+}
+
+// Write appends to the file.
+func (f blobFile) Write(b []byte) (int, error) {
+	n, err := f.File.Write(b)
+	return n, f.check("write", err)
+}
+
+// Sync flushes the file.
+func (f blobFile) Sync() error { return f.check("flush", f.File.Sync()) }
+
+// SyncData flushes the file's data.
+func (f blobFile) SyncData() error { return f.check("flush", f.File.SyncData()) }
+
+// SyncTo begins to flush the file's beginning.
+func (f blobFile) SyncTo(length int64) (fullSync bool, err error) {
+	fullSync, err = f.File.SyncTo(length)
+	return fullSync, f.check("flush", err)
+}
+
+// Close closes the file.
+func (f blobFile) Close() error { return f.check("close", f.File.Close()) }
 
 // checkFooter reads the footer of a blob file, which must have its checksum.
 func checkFooter(f vfs.File) error {

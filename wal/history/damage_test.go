@@ -1,10 +1,12 @@
 package history
 
 import (
+	"bytes"
 	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"syscall"
@@ -218,6 +220,44 @@ func TestFatal(t *testing.T) {
 		if err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%s after that: %v", name, err)
 		}
+	}
+}
+
+// TestBlobFileThatCannotBeWritten: Pebble would dereference nil after an error of a blob
+// file's last write or flush. The owner is told instead.
+func TestBlobFileThatCannotBeWritten(t *testing.T) {
+	for name, tc := range map[string]struct {
+		kinds []errorfs.OpKind
+		err   error
+	}{
+		"no room":            {[]errorfs.OpKind{errorfs.OpFileWrite}, syscall.ENOSPC},
+		"a flush that fails": {[]errorfs.OpKind{errorfs.OpFileSync, errorfs.OpFileSyncData, errorfs.OpFileSyncTo}, syscall.EIO},
+	} {
+		t.Run(name, func(t *testing.T) {
+			broken := &errorfs.Toggle{Injector: errorfs.InjectorFunc(func(op errorfs.Op) error {
+				if slices.Contains(tc.kinds, op.Kind) && strings.HasSuffix(op.Path, blobExt) {
+					return &os.PathError{Op: "test", Path: op.Path, Err: tc.err}
+				}
+				return nil
+			})}
+			fatal := make(chan error, 1)
+			s, err := Open(Options{Dir: "h", FS: errorfs.Wrap(vfs.NewMem(), broken), OnFatal: func(err error) { fatal <- err }})
+			if err != nil {
+				t.Fatal(err)
+			}
+			commit(t, s, func(b *Batch) {
+				h := &record.BatchHeader{Key: key("1"), Incarnation: 1, Version: 1, Position: 1, CommitFirst: 1, CommitCount: 1, ClientID: "a", FirstEventNumber: 1, EventCount: 1}
+				b.PutBatch(h, record.Hash{}, bytes.Repeat([]byte("x"), 4*separateFrom))
+			})
+			broken.On()
+			go func() { _ = s.Flush() }() // never returns: the flush stopped with the error
+			if err := <-fatal; !errors.Is(err, tc.err) || !strings.Contains(err.Error(), blobExt) || !strings.Contains(err.Error(), "the process must end") {
+				t.Errorf("OnFatal got %v", err)
+			}
+			if err := s.Close(); !errors.Is(err, tc.err) {
+				t.Errorf("Close after that: %v", err)
+			}
+		})
 	}
 }
 

@@ -22,11 +22,15 @@ func (l pebbleLogger) Errorf(format string, args ...any) {
 }
 
 func (l pebbleLogger) Fatalf(format string, args ...any) {
-	err := fmt.Errorf("history: pebble cannot go on: "+format+"; the process must end, and what the history lost is applied again at the next start", args...)
-	if !l.s.fatal.CompareAndSwap(nil, &err) {
-		select {} // another goroutine has reported already
+	l.s.stop(fmt.Errorf("pebble cannot go on: "+format, args...))
+}
+
+// stop reports an error after which Pebble must not go on, and does not return.
+func (s *Store) stop(err error) {
+	err = fmt.Errorf("history: %w; the process must end, and what the history lost is applied again at the next start", err)
+	if s.fatal.CompareAndSwap(nil, &err) {
+		s.report(err) // otherwise another goroutine has reported already
 	}
-	l.s.report(err)
 	select {}
 }
 

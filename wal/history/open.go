@@ -73,7 +73,7 @@ func (s *Store) open(p *pebble.Options) error {
 	if err := dropEmptyLogs(p.FS, s.dir, names); err != nil {
 		return err
 	}
-	p.FS = blobFS{p.FS}
+	p.FS = blobFS{p.FS, s.stop}
 	if s.db, err = pebble.Open(s.dir, p); err != nil {
 		return openError(p, s.dir, names, err)
 	}
