@@ -231,3 +231,19 @@ func TestADiskThatHangsEndsTheProcess(t *testing.T) {
 	<-ended
 	f.verify(t)
 }
+
+// After a failed fsync nobody knows what is on the disk: the process must end, and must
+// not acknowledge what the fsync was for.
+func TestAFailingFsyncEndsTheProcess(t *testing.T) {
+	f := newFixture(t)
+	n := process.Start(t, f.options)
+	ended, _ := f.background(t, n)
+	inject(t, n, "-e", "trace=fsync,fdatasync", "-e", "inject=fsync,fdatasync:error=EIO")
+	expectExit(t, n, 20*time.Second, exitStorage, filepath.Join(f.options.DataDir, "tail"), "input/output error")
+	acked := f.set.Acknowledged()
+	<-ended
+	if f.set.Acknowledged() != acked {
+		t.Error("something was acknowledged after the process had ended")
+	}
+	f.verify(t)
+}
