@@ -202,7 +202,7 @@ func TestPowerLossInBlobRewrite(t *testing.T) {
 	}
 	p.flush(t, s)
 	p.mu.Lock()
-	p.next, p.every = 1, 10
+	p.next, p.every = 1, 40
 	p.mu.Unlock()
 	for n, rounds := 0, 0; n < 3; rounds++ {
 		if rounds == 200 {

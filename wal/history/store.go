@@ -124,7 +124,7 @@ func (s *Store) newView() *View {
 }
 
 // Flush writes the memtables to tables and waits for it: what was committed before is on disk
-// afterwards.
+// afterwards. While flushes fail, see Options.OnBackgroundError, it goes on waiting.
 func (s *Store) Flush() error {
 	if err := s.fatal.Load(); err != nil {
 		return *err
