@@ -26,11 +26,23 @@ func (l *raftLogger) write(level zapcore.Level, msg string, args []any) {
 	if ce == nil {
 		return
 	}
+	ce.Write(raftFields(args)...)
+}
+
+// raftFields makes fields of names and values in turn. An hclog.Format is a value that is
+// still to be formatted.
+func raftFields(args []any) []zap.Field {
 	fields := make([]zap.Field, 0, len(args)/2)
 	for i := 0; i+1 < len(args); i += 2 {
-		fields = append(fields, zap.Any(fmt.Sprint(args[i]), args[i+1]))
+		value := args[i+1]
+		if f, ok := value.(hclog.Format); ok && len(f) > 0 {
+			if format, ok := f[0].(string); ok {
+				value = fmt.Sprintf(format, f[1:]...)
+			}
+		}
+		fields = append(fields, zap.Any(fmt.Sprint(args[i]), value))
 	}
-	ce.Write(fields...)
+	return fields
 }
 
 func (l *raftLogger) Log(level hclog.Level, msg string, args ...any) {
@@ -62,11 +74,7 @@ func (l *raftLogger) Error(msg string, args ...any) { l.write(zapcore.ErrorLevel
 func (l *raftLogger) IsTrace() bool                 { return false }
 func (l *raftLogger) IsDebug() bool                 { return l.z.Core().Enabled(zapcore.DebugLevel) }
 func (l *raftLogger) With(args ...any) hclog.Logger {
-	fields := make([]zap.Field, 0, len(args)/2)
-	for i := 0; i+1 < len(args); i += 2 {
-		fields = append(fields, zap.Any(fmt.Sprint(args[i]), args[i+1]))
-	}
-	return &raftLogger{Logger: l.Logger, z: l.z.With(fields...)}
+	return &raftLogger{Logger: l.Logger, z: l.z.With(raftFields(args)...)}
 }
 func (l *raftLogger) Named(name string) hclog.Logger {
 	return &raftLogger{Logger: l.Logger, z: l.z.Named(name)}
