@@ -174,9 +174,9 @@ func TestProblemsNameTheKeyTheSourceAndBothSides(t *testing.T) {
 		want          []string // the lines after the first
 	}{
 		{name: "a size", args: []string{"--max-request-bytes", "17MiB"},
-			want: []string{`max-request-bytes (--max-request-bytes): expected a size from 64KiB to 16MiB; found "17MiB"`}},
+			want: []string{`max-request-bytes (--max-request-bytes): expected a size from 64KiB to 16MiB, in bytes or with a unit such as KiB, MiB or MB; found "17MiB"`}},
 		{name: "a size that is no size", environ: []string{"TIDEMARK_MEMTABLE_BYTES=lots"},
-			want: []string{`memtable-bytes (TIDEMARK_MEMTABLE_BYTES): expected a size from 1MiB to 1GiB; found "lots"`}},
+			want: []string{`memtable-bytes (TIDEMARK_MEMTABLE_BYTES): expected a size from 1MiB to 1GiB, in bytes or with a unit such as KiB, MiB or MB; found "lots"`}},
 		{name: "a duration without unit", file: "shutdown-timeout: 10",
 			want: []string{`shutdown-timeout (FILE: shutdown-timeout): expected a duration from 1s to 10m, with a unit; found "10"`}},
 		{name: "a count", args: []string{"--max-concurrent-calls=many"},
@@ -198,6 +198,11 @@ func TestProblemsNameTheKeyTheSourceAndBothSides(t *testing.T) {
 		{name: "a map", file: "listen:\n  host: localhost\n",
 			want: []string{`listen (FILE: listen): expected an address such as 127.0.0.1:7440; found "a map"`}},
 
+		{name: "a list", file: "listen:\n  - 127.0.0.1:1\n  - 127.0.0.1:2\n",
+			want: []string{`listen (FILE: listen): expected an address such as 127.0.0.1:7440, as one value; found "a list"`}},
+		{name: "a list of settings", file: "- listen: 127.0.0.1:1\n",
+			want: []string{`config (FILE): expected a YAML file with settings, one "key: value" a line; found a list; write "key: value" without a dash before it`}},
+
 		{name: "an unknown key", file: "data_dir: x\n",
 			want: []string{`data_dir (FILE: data_dir): expected the name of a setting (did you mean data-dir?); found a key that does not exist`}},
 		{name: "an unknown key unlike any", file: "replication-factor: 3\n",
@@ -209,7 +214,7 @@ func TestProblemsNameTheKeyTheSourceAndBothSides(t *testing.T) {
 		{name: "a key with a typing error", file: "max-requests-byte: 1MiB",
 			want: []string{`max-requests-byte (FILE: max-requests-byte): expected the name of a setting (did you mean max-request-bytes?); found a key that does not exist`}},
 		{name: "no file", environ: []string{"TIDEMARK_CONFIG=/does/not/exist"},
-			want: []string{`config (/does/not/exist): expected a YAML file with settings, one "key: value" a line; found open /does/not/exist: no such file or directory`}},
+			want: []string{`config (/does/not/exist): expected a YAML file with settings; found that the file does not exist`}},
 		{name: "no YAML", file: "listen: [",
 			want: []string{`config (FILE): expected a YAML file with settings, one "key: value" a line; found yaml: line 1: did not find expected node content`}},
 

@@ -1,7 +1,9 @@
 package config
 
 import (
+	"errors"
 	"fmt"
+	"io/fs"
 	"regexp"
 	"slices"
 	"strings"
@@ -59,6 +61,16 @@ type Entry struct {
 	Source  Source `json:"source"`
 	Default string `json:"default"`
 	Unit    string `json:"unit"`
+}
+
+// Shown is the value as people read it; Value is what the setting would be set to.
+func (c *Config) Shown(key string) string {
+	for _, s := range Settings() {
+		if s.Key == key {
+			return s.show(c)
+		}
+	}
+	return ""
 }
 
 // Entries returns every setting with its value and where that came from.
@@ -158,7 +170,13 @@ func Load(flags *pflag.FlagSet, environ []string) (*Config, error) {
 	})
 
 	for _, s := range Settings() {
-		text, ok := asText(merged.Get(s.Key))
+		value := merged.Get(s.Key)
+		if _, list := value.([]any); list && s.kind != kindPeers {
+			c.report(s.Key, s.expectation()+", as one value", "a list")
+			s.parse(c, s.Default)
+			continue
+		}
+		text, ok := asText(value)
 		if !ok || !s.parse(c, text) {
 			c.report(s.Key, s.expectation(), text)
 			s.parse(c, s.Default)
@@ -172,6 +190,13 @@ func Load(flags *pflag.FlagSet, environ []string) (*Config, error) {
 func (c *Config) merge(into *koanf.Koanf, p koanf.Provider, parser koanf.Parser, known map[string]bool, source func(key string) Source) {
 	layer := koanf.New(".")
 	if err := layer.Load(p, parser); err != nil {
+		if errors.Is(err, fs.ErrNotExist) {
+			c.problems = append(c.problems, Problem{Key: fileFlag, Source: source(""), Expected: "a YAML file with settings", Found: "that the file does not exist"})
+			return
+		}
+		if strings.Contains(err.Error(), "!!seq") {
+			err = errors.New("a list; write \"key: value\" without a dash before it")
+		}
 		c.problems = append(c.problems, Problem{
 			Key:      fileFlag,
 			Source:   source(""),

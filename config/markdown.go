@@ -19,6 +19,20 @@ flag wins over the environment, the environment over the file, the file over the
 Unknown keys of the file and unknown ` + "`" + prefix + "...`" + ` variables are errors (variables that Kubernetes
 sets for a service called tidemark are not).
 
+` + "`TIDEMARK_SERVER`" + ` is no setting of a node: it tells the client commands which nodes to talk to,
+as ` + "`--server`" + ` does.
+
+A file, with a few of the settings:
+
+` + "```" + `yaml
+data-dir: /var/lib/tidemark
+listen: 10.0.0.1:7440
+http-listen: 10.0.0.1:7442
+log-format: json
+max-request-bytes: 8MiB
+shutdown-timeout: 30s
+` + "```" + `
+
 Sizes are bytes: ` + "`4096`, `64KiB`, `256MiB`, `1.5GiB`, `10MB`" + `. Durations have a unit: ` + "`10s`, `500ms`, `1m30s`" + `.
 
 | key and flag | environment | unit | default | takes | what it is |

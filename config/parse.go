@@ -118,7 +118,7 @@ func (s *Setting) expectation() string {
 	case kindWord:
 		text = strings.Join(s.words, " or ")
 	case kindSize:
-		text = fmt.Sprintf("a size from %s to %s", FormatSize(s.min), FormatSize(s.max))
+		text = fmt.Sprintf("a size from %s to %s, in bytes or with a unit such as KiB, MiB or MB", FormatSize(s.min), FormatSize(s.max))
 	case kindCount:
 		text = fmt.Sprintf("a whole number from %d to %d", s.min, s.max)
 	case kindPercent:
@@ -193,6 +193,15 @@ func (s *Setting) setText(c *Config, text string, ok bool) bool {
 
 func (s *Setting) within(n int64) bool {
 	return n >= s.min && n <= s.max || n == 0 && s.zero
+}
+
+// show is format for people: a 0 that the node replaces with a value of its own says so.
+func (s *Setting) show(c *Config) string {
+	text := s.format(c)
+	if text == "0" && strings.Contains(s.Help, "0 = automatic") {
+		return "0 (automatic)"
+	}
+	return text
 }
 
 // format writes the value that c has for the setting, so that parse gives it back.

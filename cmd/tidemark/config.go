@@ -13,7 +13,8 @@ func newConfigCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "config",
 		Short: "Look at the configuration of a node",
-		Args:  cobra.NoArgs,
+		Args:  cobra.NoArgs, // with RunE, so that a word that is no command is an error
+		RunE:  func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
 	}
 	cmd.AddCommand(newConfigPrintCommand())
 	return cmd
@@ -45,7 +46,7 @@ Exits with 2, and says everything that is wrong, if serve would not start with i
 			}
 			t := newTable(cmd.OutOrStdout(), "KEY", "VALUE", "SOURCE")
 			for _, e := range c.Entries() {
-				if err := t.row(e.Key, e.Value, e.Source); err != nil {
+				if err := t.row(e.Key, c.Shown(e.Key), e.Source); err != nil {
 					return err
 				}
 			}

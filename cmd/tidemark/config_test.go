@@ -33,6 +33,9 @@ func TestConfigPrintShowsValuesAndSources(t *testing.T) {
 		"listen":     "localhost:7000 --listen",
 		"advertise":  "localhost:7000 from listen",
 		"peers":      "default",
+
+		"election-timeout":   "0 (automatic) default",
+		"disk-stall-timeout": "30s default",
 	} {
 		if rows[key] != want {
 			t.Errorf("%s: %q, want %q", key, rows[key], want)
