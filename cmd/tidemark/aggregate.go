@@ -18,9 +18,12 @@ func newAggregateCommand() *cobra.Command {
 		Short: "Describe an aggregate: version, event count, last writer",
 		Long: `Describe an aggregate: its version, how many events were written to it, and by whom
 last. A deleted aggregate is described too; one that never existed exits with 24.`,
-		Args: cobra.ExactArgs(1),
+		Args: exactly("ORG/TYPE/ID"),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			key, err := parseAggregate(args[0])
+			if err == nil {
+				err = fresh.check()
+			}
 			if err != nil {
 				return err
 			}

@@ -60,7 +60,7 @@ outcome that leaves open whether it landed (exit code 23, which says how to find
       --data '{"total":12}' --create
   tidemark append acme/orders/4821 --client-id billing --seq 2 --event-type OrderPaid \
       --file payment.json --expect 1 --event-id pay-77 --confirm`,
-		Args: cobra.ExactArgs(1),
+		Args: exactly("ORG/TYPE/ID"),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			req, err := f.request(cmd, args[0])
 			if err != nil {
@@ -102,6 +102,14 @@ func (f *appendFlags) request(cmd *cobra.Command, aggregate string) (*pb.AppendR
 	key, err := parseAggregate(aggregate)
 	if err != nil {
 		return nil, err
+	}
+	switch {
+	case f.seq == 0:
+		return nil, usageError("--seq: expected a number from 1, found 0")
+	case f.confirm && f.eventID == "":
+		return nil, usageError("--confirm needs --event-id: it is what tells this event from another one with the same --seq")
+	case f.confirm && !f.enforce:
+		return nil, usageError("--confirm needs --enforce: without it nothing is looked up")
 	}
 	event := &pb.NewEvent{
 		ClientSeq: f.seq, EventId: f.eventID, Type: f.eventType, ContentType: contentJSON,

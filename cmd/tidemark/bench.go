@@ -109,7 +109,8 @@ func newBenchAppendCommand() *cobra.Command {
 		Use:   "append",
 		Short: "Drive appends against a running node",
 		Long: `Drive appends against a running node and print how many succeed in a second, how long they
-take, and what errors there are. It writes to the store: aggregates bench/append/...
+take, and what errors there are. What it writes stays in the store: aggregates
+bench/append/..., for good, since this version cannot delete.
 
 Each outstanding call is a writer of its own, with an aggregate of its own unless
 --fresh-aggregates. After an error that leaves open whether the write landed it goes on with

@@ -35,6 +35,9 @@ func callError(err error) error {
 		failure.code = exitNotFound
 	}
 	failure.advice = tableAdvice(refusal)
+	if refusal.Code == pb.ErrorCode_ERROR_CODE_AGGREGATE_NOT_FOUND {
+		failure.advice = "Check the key; \"tidemark aggregate\" tells a deleted aggregate from one that never existed."
+	}
 	return failure
 }
 
@@ -51,6 +54,8 @@ func appendError(err error, req *pb.AppendRequest) error {
 		}
 		return unknownOutcome(plainError(err), req)
 	}
+	// The command sends one write: its number says nothing.
+	refusal.Message = strings.TrimPrefix(refusal.Message, "write 0, ")
 	if refusal.MayHaveHappened() == api.Yes {
 		return unknownOutcome(refusal, req)
 	}
@@ -216,6 +221,14 @@ func formatHolder(h *pb.Holder) string {
 		text += ", recorded more than once"
 	}
 	return text
+}
+
+// formatMilliseconds is formatTime for tables: UTC, always as wide.
+func formatMilliseconds(t *timestamppb.Timestamp) string {
+	if t == nil {
+		return "-"
+	}
+	return t.AsTime().UTC().Format("2006-01-02T15:04:05.000Z")
 }
 
 func formatTime(t *timestamppb.Timestamp) string {

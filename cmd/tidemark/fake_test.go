@@ -27,6 +27,10 @@ type fakeStore struct {
 	marks     func(*pb.ListMarksRequest) (*pb.ListMarksResponse, error)
 	find      func(*pb.FindEventRequest) (*pb.FindEventResponse, error)
 
+	orgs       func(*pb.ListOrgsRequest) *pb.ListOrgsResponse
+	types      func(*pb.ListTypesRequest) *pb.ListTypesResponse
+	aggregates func(*pb.ListAggregatesRequest) *pb.ListAggregatesResponse
+
 	mu       sync.Mutex
 	requests []proto.Message
 
@@ -133,6 +137,21 @@ func (f *fakeStore) FindEvent(_ context.Context, req *pb.FindEventRequest) (*pb.
 		return nil, errNoAnswer
 	}
 	return f.find(req)
+}
+
+func (f *fakeStore) ListOrgs(_ context.Context, req *pb.ListOrgsRequest) (*pb.ListOrgsResponse, error) {
+	f.note(req)
+	return f.orgs(req), nil
+}
+
+func (f *fakeStore) ListTypes(_ context.Context, req *pb.ListTypesRequest) (*pb.ListTypesResponse, error) {
+	f.note(req)
+	return f.types(req), nil
+}
+
+func (f *fakeStore) ListAggregates(_ context.Context, req *pb.ListAggregatesRequest) (*pb.ListAggregatesResponse, error) {
+	f.note(req)
+	return f.aggregates(req), nil
 }
 
 // at is a moment of the day that all tests happen on.

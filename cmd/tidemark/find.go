@@ -21,14 +21,17 @@ func newFindCommand() *cobra.Command {
 an append whose outcome is unknown. Exits with 24 if there is none; that is final only once
 the append cannot be on its way any more (to be sure, send the same append again).`,
 		Example: `  tidemark find acme/orders/4821 billing 7`,
-		Args:    cobra.ExactArgs(3),
+		Args:    exactly("ORG/TYPE/ID", "CLIENT_ID", "SEQ"),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			key, err := parseAggregate(args[0])
+			if err == nil {
+				err = fresh.check()
+			}
 			if err != nil {
 				return err
 			}
 			seq, err := strconv.ParseUint(args[2], 10, 64)
-			if err != nil {
+			if err != nil || seq == 0 {
 				return usageError("SEQ: expected a whole number from 1, found %q", args[2])
 			}
 			ctx, cancel := client.context(cmd.Context())
@@ -73,7 +76,7 @@ func printFound(cmd *cobra.Command, resp *pb.FindEventResponse) error {
 			"event id", e.GetEventId(),
 			"occurred at", formatTime(e.GetOccurredAt()),
 			"content type", e.GetContentType(),
-			"payload", formatPayload(e))
+			"payload", formatPayload(e, len(e.GetPayload())))
 	}
 	return fields(cmd.OutOrStdout(), pairs...)
 }

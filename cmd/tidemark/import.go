@@ -64,7 +64,7 @@ The last line printed is "imported N, already there M, refused K"; the exit code
 		Example: `  tidemark import orders.csv --format csv --org acme --type orders --client-id loader \
       --id-column order --event-type-column what --time-column when
   tidemark export | tidemark import - --format ndjson --server other:7440`,
-		Args: cobra.ExactArgs(1),
+		Args: exactly("FILE"),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			f.opts.Format = importer.Format(f.format)
 			if err := f.opts.Validate(); err != nil {

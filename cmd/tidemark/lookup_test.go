@@ -97,7 +97,7 @@ func TestMarksWalksAllPages(t *testing.T) {
 	server := store.start(t)
 	check(t, output{exitOK, `CLIENT   MARK  VERSION  POSITION  EVENT ID  COMMITTED AT
 audit    3     0        0                   -
-billing  7     3        88        pay-77    2026-01-31T11:00:00Z
+billing  7     3        88        pay-77    2026-01-31T11:00:00.000Z
 `, ""}, "marks", "acme/orders/4821", "--server", server)
 	code, stdout, _ := runCommand(t, "marks", "acme/orders/4821", "--server", server, "--output", "json")
 	lines := strings.Split(stdout, "\n")

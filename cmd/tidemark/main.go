@@ -7,7 +7,6 @@ import (
 	"io"
 	"os"
 	"os/signal"
-	"strings"
 	"syscall"
 
 	"github.com/spf13/cobra"
@@ -27,6 +26,7 @@ func newCommands() []*cobra.Command {
 		newMarkCommand(),
 		newMarksCommand(),
 		newFindCommand(),
+		newListCommand(),
 		newImportCommand(),
 		newExportCommand(),
 		newBenchCommand(),
@@ -49,15 +49,12 @@ Start a node with "tidemark serve"; it needs no configuration.
 		SilenceErrors: true,
 		SilenceUsage:  true,
 	}
+	build := readBuildInfo()
+	root.Version = build.Version + " (commit " + build.Commit + ", " + build.Go + ", " + build.System + ")"
 	root.AddCommand(newCommands()...)
+	root.SetHelpCommand(newHelpCommand())
 	root.CompletionOptions.HiddenDefaultCmd = true
 	return root
-}
-
-// wrapHelp makes help texts wrap their flags at width columns.
-func wrapHelp(root *cobra.Command, width int) {
-	root.SetUsageTemplate(strings.ReplaceAll(root.UsageTemplate(),
-		"Flags.FlagUsages ", fmt.Sprintf("Flags.FlagUsagesWrapped %d ", width)))
 }
 
 // run executes one command line and returns the process's exit code. It is main without
@@ -83,7 +80,7 @@ func run(ctx context.Context, args []string, stdin io.Reader, stdout, stderr io.
 	}
 	if !started && !errors.As(err, new(*exitError)) {
 		// The command's own code never ran: whatever cobra found is about the command line.
-		err = usageError("%w", err)
+		err = commandLineError(err)
 	}
 	return report(cmd, err)
 }

@@ -14,13 +14,16 @@ func newMarkCommand() *cobra.Command {
 	var fresh freshness
 	cmd := &cobra.Command{
 		Use:   "mark ORG/TYPE/ID CLIENT_ID",
-		Short: "Print a writer's mark on an aggregate: its highest recorded sequence",
+		Short: "Print a writer's mark on an aggregate: its highest sequence",
 		Long: `Print a writer's mark on an aggregate: the highest sequence that it ever recorded there,
 and what recorded it. A restarting writer goes on with the next one. 0 = nothing recorded;
 that is an answer too, also for an aggregate that never existed.`,
-		Args: cobra.ExactArgs(2),
+		Args: exactly("ORG/TYPE/ID", "CLIENT_ID"),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			key, err := parseAggregate(args[0])
+			if err == nil {
+				err = fresh.check()
+			}
 			if err != nil {
 				return err
 			}
@@ -62,9 +65,12 @@ func newMarksCommand() *cobra.Command {
 		Short: "List the marks of all writers of an aggregate",
 		Long: `List the marks of all writers of an aggregate, in the order of their names.
 --output json prints one writer a line.`,
-		Args: cobra.ExactArgs(1),
+		Args: exactly("ORG/TYPE/ID"),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			key, err := parseAggregate(args[0])
+			if err == nil {
+				err = fresh.check()
+			}
 			if err != nil {
 				return err
 			}
@@ -76,7 +82,7 @@ func newMarksCommand() *cobra.Command {
 					return writeJSON(cmd.OutOrStdout(), m)
 				}
 				h := m.GetHolder()
-				return t.row(m.GetClientId(), m.GetMark(), h.GetVersion(), h.GetPosition(), h.GetEventId(), formatTime(h.GetCommittedAt()))
+				return t.row(m.GetClientId(), m.GetMark(), h.GetVersion(), h.GetPosition(), shorten(h.GetEventId()), formatMilliseconds(h.GetCommittedAt()))
 			}
 			err = client.call(ctx, func(ctx context.Context, store pb.EventStoreServiceClient) error {
 				return listMarks(ctx, store, &pb.ListMarksRequest{

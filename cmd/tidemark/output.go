@@ -82,14 +82,16 @@ func writeJSON(w io.Writer, m proto.Message) error {
 const tableWindow = 256
 
 // helpWidth is how wide help text may be: the terminal, within reason.
-func helpWidth(w io.Writer) int {
-	width := 100
+func helpWidth(w io.Writer) int { return min(max(terminalWidth(w), 60), 120) }
+
+// terminalWidth is how wide the terminal is; 80 if w is none.
+func terminalWidth(w io.Writer) int {
 	if f, ok := w.(*os.File); ok {
-		if columns, _, err := term.GetSize(int(f.Fd())); err == nil {
-			width = min(max(columns, 60), 120)
+		if columns, _, err := term.GetSize(int(f.Fd())); err == nil && columns > 0 {
+			return columns
 		}
 	}
-	return width
+	return 80
 }
 
 // table prints rows in aligned columns. Cells are made safe for a terminal.
@@ -97,7 +99,13 @@ type table struct {
 	w      io.Writer
 	rows   [][]string
 	widths []int
+	// width is how wide a line should be: the last column is cut to what is left of it, but
+	// not below leastColumns. 0 = as wide as it gets.
+	width int
 }
+
+// leastColumns is what a table leaves of its last column.
+const leastColumns = 32
 
 func newTable(w io.Writer, header ...string) *table {
 	return &table{w: w, rows: [][]string{header}, widths: make([]int, len(header))}
@@ -124,9 +132,21 @@ func (t *table) flush() error {
 		}
 	}
 	var out strings.Builder
+	last := 0
+	for _, w := range t.widths[:len(t.widths)-1] {
+		last += w + 2
+	}
+	last = max(t.width-last, leastColumns)
 	for _, row := range t.rows {
+		if cell := []rune(row[len(row)-1]); t.width > 0 && len(cell) > last {
+			row[len(row)-1] = string(cell[:last-1]) + "…"
+		}
 		var line strings.Builder
 		for i, cell := range row {
+			if i == len(row)-1 {
+				line.WriteString(cell)
+				break
+			}
 			fmt.Fprintf(&line, "%-*s", t.widths[i]+2, cell)
 		}
 		out.WriteString(strings.TrimRight(line.String(), " "))

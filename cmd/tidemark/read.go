@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"strings"
 
 	"github.com/spf13/cobra"
 	"google.golang.org/protobuf/types/known/timestamppb"
@@ -25,6 +26,14 @@ func (f *freshness) register(cmd *cobra.Command, def string) {
 		"how fresh: `LEVEL` leader, linearizable, or any (what the node has applied) (default "+def+")")
 	cmd.Flags().Uint64Var(&f.minPosition, "min-position", 0, "wait until the node has applied this `POSITION`; needs --timeline")
 	cmd.Flags().StringVar(&f.timeline, "timeline", "", "refuse unless this `ID` is the cluster's timeline")
+}
+
+// check finds flags that do not go together before anything is sent.
+func (f *freshness) check() error {
+	if f.minPosition > 0 && f.timeline == "" {
+		return usageError("--min-position needs --timeline: positions of another timeline mean nothing here; \"tidemark aggregate\" shows the timeline")
+	}
+	return nil
 }
 
 func (f *freshness) level() pb.Consistency {
@@ -59,13 +68,13 @@ func newReadCommand() *cobra.Command {
 		Short: "Read the events of an aggregate",
 		Long: `Read the events of an aggregate in version order.
 
-A table shows one event a line and cuts long payloads; --output json prints one whole batch
-a line. Filters narrow what is returned: an event must pass all of them, and a batch that
+A table shows one event a line and cuts long payloads and event ids ("tidemark find"
+shows one event in full); --output json prints one whole batch a line. Filters narrow what is returned: an event must pass all of them, and a batch that
 keeps no event is left out.`,
 		Example: `  tidemark read acme/orders/4821
   tidemark read acme/orders/4821 --backward --limit 1
   tidemark read acme/orders/4821 --event-type OrderPaid --output json`,
-		Args: cobra.ExactArgs(1),
+		Args: exactly("ORG/TYPE/ID"),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			req, err := f.request(args[0])
 			if err != nil {
@@ -98,6 +107,9 @@ keeps no event is left out.`,
 // request builds the request that the flags describe.
 func (f *readFlags) request(aggregate string) (*pb.ReadRequest, error) {
 	key, err := parseAggregate(aggregate)
+	if err == nil {
+		err = f.freshness.check()
+	}
 	if err != nil {
 		return nil, err
 	}
@@ -164,7 +176,7 @@ func (f *readFlags) stream(cmd *cobra.Command, req *pb.ReadRequest) error {
 		return &exitError{code: exitFailure, err: errors.New("the answer ended early: expected a last message with the aggregate's version, found none; read again")}
 	}
 	if f.client.output == outputTable {
-		fmt.Fprintf(cmd.ErrOrStderr(), "%s, %s; %s is at version %d (position %d)\n",
+		fmt.Fprintf(cmd.ErrOrStderr(), "%s, %s; %s is at version %d, as of position %d\n",
 			count(printer.batches, "batch", "batches"), count(printer.events, "event", "events"), formatAggregate(req.GetAggregate()), end.GetCurrentVersion(), end.GetPosition())
 	}
 	return nil
@@ -189,6 +201,7 @@ func newBatchPrinter(out io.Writer, output string) *batchPrinter {
 	p := &batchPrinter{out: out}
 	if output == outputTable {
 		p.table = newTable(out, "VERSION", "EVENT", "POSITION", "CLIENT", "SEQ", "TYPE", "EVENT ID", "COMMITTED AT", "PAYLOAD")
+		p.table.width = terminalWidth(out)
 	}
 	return p
 }
@@ -201,7 +214,7 @@ func (p *batchPrinter) print(b *pb.Batch) error {
 	}
 	for _, e := range b.GetEvents() {
 		if err := p.table.row(b.GetVersion(), e.GetEventNumber(), b.GetPosition(), b.GetClientId(), e.GetClientSeq(),
-			e.GetType(), e.GetEventId(), formatTime(b.GetCommittedAt()), formatPayload(e)); err != nil {
+			e.GetType(), shorten(e.GetEventId()), formatMilliseconds(b.GetCommittedAt()), formatPayload(e, payloadBytes)); err != nil {
 			return err
 		}
 	}
@@ -215,18 +228,29 @@ func (p *batchPrinter) flush() error {
 	return p.table.flush()
 }
 
-// payloadColumns is how much of a payload a table shows.
-const payloadColumns = 80
+// payloadBytes is how much of a payload a table looks at, whatever the terminal's width.
+const payloadBytes = 4096
 
-// formatPayload is the payload as far as a table shows it.
-func formatPayload(e *pb.Event) string {
+// formatPayload is the first bytes of a payload, as text.
+func formatPayload(e *pb.Event, most int) string {
 	payload := e.GetPayload()
 	if e.GetEncryption() != nil {
 		return fmt.Sprintf("(%d bytes, encrypted)", len(payload))
 	}
-	text := []rune(printable(string(payload[:min(len(payload), 4*payloadColumns)])))
-	if len(text) <= payloadColumns && len(payload) <= 4*payloadColumns {
-		return string(text)
+	if len(payload) > most {
+		// The last character may be cut through.
+		return strings.ToValidUTF8(string(payload[:most]), "") + "…"
 	}
-	return string(text[:min(len(text), payloadColumns)]) + fmt.Sprintf("... (%d bytes)", len(payload))
+	return string(payload)
+}
+
+// idColumns is how much of an event id a table shows.
+const idColumns = 16
+
+// shorten cuts an id for a table.
+func shorten(id string) string {
+	if runes := []rune(id); len(runes) > idColumns+1 {
+		return string(runes[:idColumns]) + "…"
+	}
+	return id
 }

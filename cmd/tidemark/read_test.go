@@ -55,13 +55,13 @@ func TestRead(t *testing.T) {
 	server := store.start(t)
 
 	code, stdout, stderr := runCommand(t, "read", "acme/orders/4821", "--server", server)
-	want := `VERSION  EVENT  POSITION  CLIENT   SEQ  TYPE            EVENT ID  COMMITTED AT          PAYLOAD
-1        1      81        billing  1    OrderPlaced     e1        2026-01-31T10:00:00Z  {"total":12}
-1        2      81        billing  2    OrderPaid       e2        2026-01-31T10:00:00Z  line\nbreak
-2        3      82        billing  3    Order\u001b[2J  e3        2026-01-31T10:00:00Z  ` + strings.Repeat("x", 80) + `... (400 bytes)
-2        4      82        billing  4    Secret          e4        2026-01-31T10:00:00Z  (4 bytes, encrypted)
+	want := `VERSION  EVENT  POSITION  CLIENT   SEQ  TYPE            EVENT ID  COMMITTED AT              PAYLOAD
+1        1      81        billing  1    OrderPlaced     e1        2026-01-31T10:00:00.000Z  {"total":12}
+1        2      81        billing  2    OrderPaid       e2        2026-01-31T10:00:00.000Z  line\nbreak
+2        3      82        billing  3    Order\u001b[2J  e3        2026-01-31T10:00:00.000Z  ` + strings.Repeat("x", 31) + `…
+2        4      82        billing  4    Secret          e4        2026-01-31T10:00:00.000Z  (4 bytes, encrypted)
 `
-	if code != exitOK || stdout != want || stderr != "2 batches, 4 events; acme/orders/4821 is at version 2 (position 90)\n" {
+	if code != exitOK || stdout != want || stderr != "2 batches, 4 events; acme/orders/4821 is at version 2, as of position 90\n" {
 		t.Errorf("exit %d, stdout\n%s\nstderr %q\nwant 0,\n%s", code, stdout, stderr, want)
 	}
 
@@ -80,7 +80,7 @@ func TestRead(t *testing.T) {
 
 func TestReadOfNothingPrintsNoTable(t *testing.T) {
 	code, stdout, stderr := runCommand(t, "read", "acme/orders/4821", "--server", answerRead(&pb.ReadEnd{CurrentVersion: 2, Position: 90}).start(t))
-	if code != exitOK || stdout != "" || stderr != "0 batches, 0 events; acme/orders/4821 is at version 2 (position 90)\n" {
+	if code != exitOK || stdout != "" || stderr != "0 batches, 0 events; acme/orders/4821 is at version 2, as of position 90\n" {
 		t.Errorf("exit %d, stdout %q, stderr %q", code, stdout, stderr)
 	}
 }
@@ -114,8 +114,8 @@ func TestReadErrors(t *testing.T) {
 			return err
 		}}
 	}
-	const table = `VERSION  EVENT  POSITION  CLIENT   SEQ  TYPE  EVENT ID  COMMITTED AT          PAYLOAD
-1        1      81        billing  1    A     e1        2026-01-31T10:00:00Z  x
+	const table = `VERSION  EVENT  POSITION  CLIENT   SEQ  TYPE  EVENT ID  COMMITTED AT              PAYLOAD
+1        1      81        billing  1    A     e1        2026-01-31T10:00:00.000Z  x
 `
 	for _, c := range []struct {
 		name   string
@@ -124,7 +124,7 @@ func TestReadErrors(t *testing.T) {
 		stderr string
 	}{
 		{"1001", refuse(api.Errorf(pb.ErrorCode_ERROR_CODE_AGGREGATE_NOT_FOUND, "no aggregate acme/orders/4821")), exitNotFound,
-			"tidemark: 1001 AggregateNotFound: no aggregate acme/orders/4821\nCheck the key; GetAggregate tells a deleted aggregate from one that never existed.\n"},
+			"tidemark: 1001 AggregateNotFound: no aggregate acme/orders/4821\nCheck the key; \"tidemark aggregate\" tells a deleted aggregate from one that never existed.\n"},
 		{"1000", refuse(api.Errorf(pb.ErrorCode_ERROR_CODE_UNAVAILABLE_VERSION, "trimmed").With(&pb.VersionUnavailable{Requested: 1, FirstVersion: 5, CurrentVersion: 9})), exitFailure,
 			"tidemark: 1000 UnavailableVersion: trimmed\n  requested version  1\n  first version      5\n  current version    9\nRead from the detail's first_version.\n"},
 		{"11001 is no unknown outcome, for nothing was to be written", refuse(api.Corruptf("block 7 of 000012.sst")), exitFailure,

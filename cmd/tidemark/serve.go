@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
 	"net"
 	"runtime/debug"
 	"sync"
@@ -26,7 +27,8 @@ func newServeCommand() *cobra.Command {
 		Use:   "serve",
 		Short: "Run a node",
 		Long: `Run a node. It needs no configuration: data goes to ./tidemark-data, clients connect to
-127.0.0.1:7440, probes and metrics are at 127.0.0.1:7442.
+127.0.0.1:7440. http://127.0.0.1:7442 has /livez (the process is up), /readyz
+(the node takes writes) and /metrics.
 
 Every setting is a flag, an environment variable and a key of the YAML file; the flag wins
 over the environment, the environment over the file, the file over the default. "tidemark
@@ -195,13 +197,13 @@ func (n *node) openShard() error {
 		HeartbeatTimeout: c.HeartbeatTimeout, ElectionTimeout: c.ElectionTimeout,
 	})
 	if err != nil {
-		return startError(err)
+		return n.startError(err)
 	}
 	return nil
 }
 
 // startError gives the error of a data directory that does not open its exit code.
-func startError(err error) error {
+func (n *node) startError(err error) error {
 	failure := &exitError{code: exitFailure, err: fmt.Errorf("the node did not start: %w", err)}
 	var errno syscall.Errno
 	switch {
@@ -209,6 +211,11 @@ func startError(err error) error {
 		failure.code = exitInUse
 	case damaged(err):
 		failure.code = exitDamaged
+	case errors.Is(err, fs.ErrPermission), errors.Is(err, syscall.ENOTDIR):
+		failure.code = exitUsage
+		failure.err = fmt.Errorf("data-dir is %s (%s): expected a directory that this user can write to: %w",
+			n.config.DataDir, n.config.Source("data-dir"), err)
+		failure.advice = "Name another one with --data-dir, or mend the owner and the mode of this one."
 	case errors.As(err, &errno):
 		failure.code = exitStorage
 	}

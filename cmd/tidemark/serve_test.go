@@ -356,12 +356,14 @@ func TestFailuresHaveTheirExitCodes(t *testing.T) {
 		err  error
 		code int
 	}{
-		{"start, in use", startError(wrap(replication.ErrInUse)), exitInUse},
-		{"start, files missing", startError(wrap(replication.ErrDamaged)), exitDamaged},
-		{"start, history damaged", startError(wrap(record.ErrCorrupt)), exitDamaged},
-		{"start, log damaged", startError(wrap(&tail.DamageError{File: "x"})), exitDamaged},
-		{"start, disk error", startError(wrap(&os.PathError{Op: "open", Path: "x", Err: syscall.EROFS})), exitStorage},
-		{"start, anything else", startError(errors.New("of another node")), exitFailure},
+		{"start, in use", n.startError(wrap(replication.ErrInUse)), exitInUse},
+		{"start, files missing", n.startError(wrap(replication.ErrDamaged)), exitDamaged},
+		{"start, history damaged", n.startError(wrap(record.ErrCorrupt)), exitDamaged},
+		{"start, log damaged", n.startError(wrap(&tail.DamageError{File: "x"})), exitDamaged},
+		{"start, disk error", n.startError(wrap(&os.PathError{Op: "open", Path: "x", Err: syscall.EROFS})), exitStorage},
+		{"start, no directory", n.startError(wrap(&os.PathError{Op: "mkdir", Path: "x", Err: syscall.ENOTDIR})), exitUsage},
+		{"start, not allowed", n.startError(wrap(&os.PathError{Op: "open", Path: "x", Err: syscall.EACCES})), exitUsage},
+		{"start, anything else", n.startError(errors.New("of another node")), exitFailure},
 		{"run, disk error", n.ended(wrap(syscall.EIO)), exitStorage},
 		{"run, history damaged", n.ended(wrap(record.ErrCorrupt)), exitDamaged},
 		{"run, log damaged", n.ended(wrap(tail.ErrDamaged)), exitDamaged},
@@ -425,8 +427,20 @@ func TestServeWarnsOfOpenAddresses(t *testing.T) {
 
 func TestAWrongSettingStopsServeBeforeItStarts(t *testing.T) {
 	code, _, stderr := runCommand(t, "serve", "--max-request-bytes", "1GiB")
-	want := "tidemark: the configuration has a problem:\n  max-request-bytes (--max-request-bytes): expected a size from 64KiB to 16MiB; found \"1GiB\"\nSee \"tidemark serve --help\".\n"
+	want := "tidemark: the configuration has a problem:\n  max-request-bytes (--max-request-bytes): expected a size from 64KiB to 16MiB, in bytes or with a unit such as KiB, MiB or MB; found \"1GiB\"\nSee \"tidemark serve --help\".\n"
 	if code != exitUsage || stderr != want {
 		t.Errorf("exit %d, %q, want 2, %q", code, stderr, want)
+	}
+}
+
+func TestADataDirThatIsAFileIsAMistake(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "file")
+	if err := os.WriteFile(path, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	code, stdout, stderr := runCommand(t, "serve", "--data-dir", path, "--listen", "127.0.0.1:0", "--http-listen", "127.0.0.1:0", "--raft-listen", "127.0.0.1:0", "--log-level", "error")
+	const advice = "Name another one with --data-dir, or mend the owner and the mode of this one.\nSee \"tidemark serve --help\".\n"
+	if code != exitUsage || stdout != "" || !strings.Contains(stderr, "data-dir is "+path+" (--data-dir): expected a directory that this user can write to: ") || !strings.HasSuffix(stderr, advice) {
+		t.Errorf("exit %d, %q, %q", code, stdout, stderr)
 	}
 }

@@ -1,0 +1,58 @@
+package main
+
+import (
+	"testing"
+
+	pb "github.com/tidemark-db/tidemark/api/tidemark/v1"
+)
+
+func TestListWalksAllPagesUpToTheLimit(t *testing.T) {
+	one := func(id string, deleted bool) *pb.GetAggregateResponse {
+		key := order()
+		key.Id = id
+		return &pb.GetAggregateResponse{Aggregate: key, Version: 2, EventCount: 3, LastCommittedAt: at(11), Deleted: deleted}
+	}
+	store := &fakeStore{
+		orgs: func(req *pb.ListOrgsRequest) *pb.ListOrgsResponse {
+			if req.GetPageToken() == "" {
+				return &pb.ListOrgsResponse{Orgs: []string{"acme"}, NextPageToken: "p2"}
+			}
+			return &pb.ListOrgsResponse{Orgs: []string{"bench"}}
+		},
+		types: func(*pb.ListTypesRequest) *pb.ListTypesResponse {
+			return &pb.ListTypesResponse{Types: []string{"claims", "orders"}}
+		},
+		aggregates: func(req *pb.ListAggregatesRequest) *pb.ListAggregatesResponse {
+			if req.GetPageToken() == "" {
+				return &pb.ListAggregatesResponse{Aggregates: []*pb.GetAggregateResponse{one("481", false)}, NextPageToken: "p2"}
+			}
+			return &pb.ListAggregatesResponse{Aggregates: []*pb.GetAggregateResponse{one("482", true)}, NextPageToken: "p3"}
+		},
+	}
+	server := store.start(t)
+	check(t, output{exitOK, "ORG\nacme\nbench\n", ""}, "ls", "--server", server)
+	check(t, output{exitOK, `{"org":"acme"}` + "\n", ""}, "ls", "--server", server, "--output", "json", "--limit", "1")
+	check(t, output{exitOK, "TYPE\nclaims\norders\n", ""}, "ls", "acme/", "--server", server)
+	check(t, output{exitOK, `AGGREGATE        VERSION  EVENTS  LAST COMMITTED AT         STATE
+acme/orders/481  2        3       2026-01-31T11:00:00.000Z  live
+acme/orders/482  2        3       2026-01-31T11:00:00.000Z  deleted for good
+`, ""}, "ls", "acme/orders/48", "--server", server, "--limit", "2", "--include-deleted")
+	store.asked(t,
+		&pb.ListOrgsRequest{PageSize: 1000}, &pb.ListOrgsRequest{PageSize: 1000, PageToken: "p2"},
+		&pb.ListOrgsRequest{PageSize: 1},
+		&pb.ListTypesRequest{Org: "acme", PageSize: 1000},
+		&pb.ListAggregatesRequest{Org: "acme", Type: "orders", IdPrefix: "48", IncludeDeleted: true, PageSize: 2},
+		&pb.ListAggregatesRequest{Org: "acme", Type: "orders", IdPrefix: "48", IncludeDeleted: true, PageSize: 1, PageToken: "p2"})
+}
+
+func TestListOnANode(t *testing.T) {
+	node := serve(t, t.TempDir()).address
+	expect(t, exitOK, "", "", "ls", "--server", node)
+	expect(t, exitOK, "imported 5, already there 0, refused 0\n", "", importClaims(node, "testdata/claims.csv")...)
+	expect(t, exitOK, "ORG\nacme\n", "", "ls", "--server", node)
+	expect(t, exitOK, "TYPE\nclaims\n", "", "ls", "acme", "--server", node)
+	code, stdout, _ := runCommand(t, "ls", "acme/claims", "--server", node, "--output", "json", "--limit", "1")
+	if code != exitOK || len(stdout) == 0 {
+		t.Errorf("exit %d, %s", code, stdout)
+	}
+}
