@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/hashicorp/raft"
+	"github.com/tidwall/wal"
 	"go.uber.org/zap"
 	"go.uber.org/zap/zaptest/observer"
 )
@@ -280,6 +281,46 @@ func TestLongBatch(t *testing.T) {
 	}
 	if h, _ := parseHeader(readFile(t, segmentFiles(t, dir)[1])[3:]); h.batch != 1 {
 		t.Fatalf("want batch 1 in the second segment, got %+v", h)
+	}
+}
+
+// A batch that fills several segments: after a power loss the name of one may be missing
+// while a later one is there, if both were pending at a time.
+func TestNamesOfSegmentsBecomeDurableInTurn(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	ops := realOps()
+	l := mustOpenWith(t, Options{Dir: dir, SegmentSize: small}, ops)
+	durable := map[string]bool{segmentFiles(t, dir)[0]: true}
+	ops.syncDir = func(path string) error {
+		for _, f := range segmentFiles(t, dir) {
+			durable[f] = true
+		}
+		return syncDir(path)
+	}
+	most := 0
+	ops.write = func(w *wal.Log, b *wal.Batch) error {
+		err := w.WriteBatch(b)
+		pending := 0
+		for _, f := range segmentFiles(t, dir) {
+			if !durable[f] {
+				pending++
+			}
+		}
+		most = max(most, pending)
+		return err
+	}
+	for from := uint64(1); from < 200; from += 50 {
+		mustStore(t, l, entries(from, from+49, 1))
+	}
+	wantLog(t, l, entries(1, 200, 1))
+	if n := len(segmentFiles(t, dir)); n < 20 || most != 1 {
+		t.Errorf("%d segments were written and up to %d new names pending at a time, want at least 20 and 1", n, most)
+	}
+	for _, f := range segmentFiles(t, dir) {
+		if !durable[f] {
+			t.Errorf("%s was acknowledged and its name was not flushed", f)
+		}
 	}
 }
 

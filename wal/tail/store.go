@@ -137,18 +137,32 @@ func (l *Log) plan(entries []*raft.Log) {
 	}
 }
 
-// write hands the entries to tidwall.
+// write hands the entries to tidwall. No two new segments are ever begun without a flush of
+// the directory in between: a power loss could keep the name of the later one alone, which
+// looks like a segment that was removed.
 func (l *Log) write(entries []*raft.Log) error {
 	batch, held := entries[0].Index, 0
+	at, left := 0, len(l.pending[0].offsets) // the entry's segment, and entries to come in it
 	for i, e := range entries {
+		for left == 0 {
+			at++
+			left = len(l.pending[at].offsets)
+		}
+		left--
+		begins := left == 0 && at < len(l.pending)-2 // a segment that is not the batch's last
 		l.frame = appendFrame(l.frame[:0], e, batch)
 		l.batch.Write(e.Index, l.frame)
 		held += len(l.frame)
-		if held < chunkSize && i < len(entries)-1 {
+		if held < chunkSize && i < len(entries)-1 && !begins {
 			continue
 		}
 		if err := l.ops.write(l.w, l.batch); err != nil {
 			return fmt.Errorf("write to %s: %w", l.dir, err)
+		}
+		if begins {
+			if err := l.ops.syncDir(l.dir); err != nil {
+				return err
+			}
 		}
 		if held > 2*chunkSize {
 			// One huge entry must not keep its memory for ever.
