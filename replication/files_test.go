@@ -13,6 +13,7 @@ import (
 	"go.uber.org/zap/zaptest"
 
 	pb "github.com/tidemark-db/tidemark/api/tidemark/v1"
+	"github.com/tidemark-db/tidemark/wal/history"
 )
 
 // filled makes a directory with n writes, and snapshots if asked to.
@@ -217,6 +218,26 @@ func TestOneProcessPerDirectory(t *testing.T) {
 	}
 	mustAppend(t, s, appendOf("a", "1", seqs(1))) // the first is none the worse for it
 	if err := s.Stop(context.Background()); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// Abandon used to flush the history like Stop: every test that crashed a node with it found
+// nothing to replay.
+func TestAbandonFlushesNothing(t *testing.T) {
+	s := openShard(t, Options{Dir: t.TempDir()})
+	mustAppend(t, s, appendOf("a", "1", seqs(1)))
+	if err := s.Abandon(); err != nil {
+		t.Fatal(err)
+	}
+	store, err := history.Open(history.Options{Dir: s.path("history")})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if a := store.Applied(); a.Index != 0 {
+		t.Errorf("the history was flushed up to entry %d", a.Index)
+	}
+	if err := store.Close(); err != nil {
 		t.Fatal(err)
 	}
 }

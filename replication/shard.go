@@ -183,7 +183,7 @@ func Open(o Options) (*Shard, error) {
 		stopped:    make(chan struct{}),
 	}
 	if err := s.open(); err != nil {
-		return nil, errors.Join(err, s.closeFiles())
+		return nil, errors.Join(err, s.closeFiles(false))
 	}
 	return s, nil
 }
@@ -407,16 +407,13 @@ func (s *Shard) close(flush bool) (err error) {
 		err = s.raft.Shutdown().Error()
 		close(s.stopped)
 		s.wg.Wait()
-		if flush && !s.failed() {
-			err = errors.Join(err, s.store.Flush())
-		}
-		err = errors.Join(err, s.closeFiles())
+		err = errors.Join(err, s.closeFiles(flush && !s.failed()))
 	})
 	return err
 }
 
 // closeFiles closes what is open; also after a start that failed half way.
-func (s *Shard) closeFiles() error {
+func (s *Shard) closeFiles(flush bool) error {
 	var errs []error
 	if s.raft == nil {
 		select {
@@ -432,8 +429,12 @@ func (s *Shard) closeFiles() error {
 	if s.view != nil {
 		s.view.Release()
 	}
-	if s.store != nil {
+	switch {
+	case s.store == nil:
+	case flush:
 		errs = append(errs, s.store.Close())
+	default:
+		errs = append(errs, s.store.Abandon())
 	}
 	if s.tail != nil {
 		errs = append(errs, s.tail.Close())

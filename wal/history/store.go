@@ -155,7 +155,12 @@ func (s *Store) DiskBytes() uint64 { return s.db.Metrics().DiskSpaceUsage() }
 // error that matches ErrViewsHeld and says how many: they stay readable, and Close may be
 // called again. Commits and new views are refused from the first call on. After a fatal error
 // it does nothing and returns that error.
-func (s *Store) Close() error {
+func (s *Store) Close() error { return s.close(true) }
+
+// Abandon is Close without the flush: on disk is what a crash would leave.
+func (s *Store) Abandon() error { return s.close(false) }
+
+func (s *Store) close(flush bool) error {
 	// The goroutine that met a fatal error stops with its locks held: ask before taking one.
 	if err := s.fatal.Load(); err != nil {
 		return *err
@@ -169,7 +174,10 @@ func (s *Store) Close() error {
 	if v := s.current.Swap(nil); v != nil {
 		v.Release()
 	}
-	flushed := storageError("flush", s.db.Flush())
+	var flushed error
+	if flush {
+		flushed = storageError("flush", s.db.Flush())
+	}
 	if held := s.snapshots.stop(); held > 0 {
 		return errors.Join(fmt.Errorf("%w: %d of them; release every view, then close again", ErrViewsHeld, held), flushed)
 	}
