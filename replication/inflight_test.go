@@ -383,3 +383,30 @@ func TestEntryOfAnEarlierTenureOfTheTerm(t *testing.T) {
 		t.Fatal(err)
 	}
 }
+
+// Contract 2.4: in_flight_mark is there whenever the writer has something in flight on the
+// aggregate. A refusal by Apply used to leave it out.
+func TestRefusalByApplySaysWhatIsInFlight(t *testing.T) {
+	s, g := gated(t)
+	g.shut()
+	first := start(t, s, appendOf("a", "1", seqs(1), expect(0)))
+	await(t, "the first has an entry of its own", func() bool {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		return len(s.tenure.proposed) == 1
+	})
+	second := start(t, s, appendOf("a", "1", seqs(2), expect(1)))
+	third := start(t, s, appendOf("a", "1", seqs(3)))
+	g.lift(raft.ErrEnqueueTimeout) // the first is given back, so the second is doomed
+	_, err := first.wait(t)
+	wantCode(t, err, pb.ErrorCode_ERROR_CODE_NOT_LEADER)
+	if resp, err := third.wait(t); err != nil || resp.Results[0].Version != 1 {
+		t.Fatalf("third: %v, %v; want version 1", resp, err)
+	}
+	_, err = second.wait(t)
+	got, _ := api.DetailOf[*pb.AppendFailure](err)
+	want := &pb.AppendFailure{Code: 2003, Aggregate: key("1"), ExpectedVersion: proto.Uint64(1), AttemptedSeq: 2, InFlightMark: proto.Uint64(3)}
+	if !proto.Equal(got, want) {
+		t.Fatalf("second: %v\n got %v\nwant %v", err, got, want)
+	}
+}

@@ -35,6 +35,16 @@ func (o *overlay) writer(k record.Key, client string) *flight {
 	return o.writers[string(o.buf)]
 }
 
+// mark is the highest sequence that a writer has in flight on an aggregate; nil if nothing.
+func (o *overlay) mark(k record.Key, client string) *uint64 {
+	f := o.writer(k, client)
+	if f == nil {
+		return nil
+	}
+	m := f.max
+	return &m
+}
+
 // fill completes a write's state with what is in flight.
 func (o *overlay) fill(s *writeState, k record.Key, client string) {
 	s.inFlight = o.aggregates[k]

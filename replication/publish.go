@@ -105,6 +105,12 @@ func (s *Shard) publish(view *history.View, results []entryResult) {
 				t.leave(p)
 				if !g.answered {
 					p.outcome = r.outcomes[j]
+					if ref := p.outcome.refusal; ref != nil {
+						// Requests leave in the order of the log: what is left of the writer's
+						// was in flight when this one was judged.
+						w := &p.writes[ref.failure.WriteIndex]
+						ref.failure.InFlightMark = t.overlay.mark(w.Key, p.client)
+					}
 					finished = append(finished, p)
 				}
 			}

@@ -54,10 +54,7 @@ func (s *Shard) ReadMark(ctx context.Context, o ReadOptions, k record.Key, clien
 	defer s.mu.Unlock()
 	var inFlight *uint64
 	if s.tenure != nil && s.tenure.ready {
-		if f := s.tenure.overlay.writer(k, client); f != nil {
-			m := f.max
-			inFlight = &m
-		}
+		inFlight = s.tenure.overlay.mark(k, client)
 	}
 	v := s.acquireView()
 	if v == nil {

@@ -224,6 +224,11 @@ func (m *Model) Decide(r *InFlight, at *timestamppb.Timestamp) Answer {
 	answer := m.judge(r.req)
 	m.flight = rest
 	if answer != nil {
+		if f := answer.Failure; f != nil { // what stands behind it is still in flight (2.4)
+			if s := m.standing(r.req, int(f.GetWriteIndex())); s.writerHasSomeFlight {
+				f.InFlightMark = proto.Uint64(s.inFlightMark)
+			}
+		}
 		return *answer
 	}
 	var commit []*pb.Batch
