@@ -21,9 +21,14 @@ func recorded(v *history.View, p *pending) ([]writeResult, error) {
 		if row.CommitCount != uint32(len(p.writes)) {
 			continue
 		}
-		same := make([]history.Row, 0, len(p.writes))
-		for i := range p.writes {
-			b, err := batchOf(v, p.client, &p.writes[i], row.CommitFirst)
+		if ok, err := sameBatch(v, p.client, first, &row); err != nil {
+			return nil, err
+		} else if !ok {
+			continue
+		}
+		same := append(make([]history.Row, 0, len(p.writes)), row)
+		for i := 1; i < len(p.writes); i++ {
+			b, err := batchOf(v, p.client, &p.writes[i], i, &row)
 			if err != nil {
 				return nil, err
 			}
@@ -49,29 +54,31 @@ func recorded(v *history.View, p *pending) ([]writeResult, error) {
 	return out, nil
 }
 
-// batchOf returns the row of w's lowest sequence in the commit that starts at commitFirst,
-// if the batch there is w exactly. w's sequences increase strictly, for CONFIRM needs
-// enforcement.
-func batchOf(v *history.View, client string, w *record.Write, commitFirst uint64) (*history.Row, error) {
-	for row, err := range v.Rows(w.Key, client, w.Lowest) {
+// batchOf returns the row of the lowest sequence of w, write i of its request, in the commit
+// of the row other, if the batch there is w exactly. The rows are asked for by position: a
+// writer that enforces nothing may have recorded one sequence any number of times, and the
+// caller walks over those already. The order of the request is tried first.
+func batchOf(v *history.View, client string, w *record.Write, i int, other *history.Row) (*history.Row, error) {
+	for n := range other.CommitCount {
+		position := other.CommitFirst + uint64((uint32(i)+n)%other.CommitCount)
+		row, ok, err := v.Row(w.Key, client, w.Lowest, position)
 		if err != nil {
 			return nil, err
 		}
-		if row.CommitFirst < commitFirst {
-			break // positions only go down from here
-		}
-		if row.CommitFirst != commitFirst {
+		if !ok {
 			continue
 		}
 		same, err := sameBatch(v, client, w, &row)
 		if err != nil || !same {
 			return nil, err
 		}
-		return &row, nil
+		return &row, nil // an aggregate has one batch in a commit
 	}
 	return nil, nil
 }
 
+// sameBatch says whether the batch of row, which is of w's lowest sequence, is w exactly. w's
+// sequences increase strictly, for CONFIRM needs enforcement.
 func sameBatch(v rowReader, client string, w *record.Write, row *history.Row) (bool, error) {
 	if row.EventCount != w.EventCount || row.EventIndex != 0 || row.Repeated {
 		return false, nil
