@@ -13,13 +13,13 @@ while read -r top; do
 done < <(git ls-files --cached --others --exclude-standard '*.go' | sed -n 's|/.*||p' | sort -u)
 
 # depguard reads its rules from the working directory, so they are written, with this
-# repository's path filled in, into a directory of their own. Without rules it says so and
-# passes everything: any output at all is therefore a failure.
+# repository's path filled in, into a directory of their own. Without rules it says so on
+# stdout, where findings do not go, and passes everything: output there is a failure.
 mkdir -p bin/imports
 cd bin/imports
 sed "s|@ROOT@|$root|g" ../../tools/imports.yml >.depguard.yml
-if ! found=$(go tool -modfile=../../tools/go.mod depguard github.com/tidemark-db/tidemark/... 2>&1) || [[ -n $found ]]; then
-    echo "${found//$root\//}" >&2
+if ! go tool -modfile=../../tools/go.mod depguard github.com/tidemark-db/tidemark/... >out 2>findings || [[ -s out ]]; then
+    cat out findings | sed "s|$root/||g" >&2
     exit 1
 fi
 exit $missing
