@@ -4,31 +4,20 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"path/filepath"
+	"slices"
 	"sort"
-)
-
-// Order is what is assumed of the order in which a directory's changes reach the disk.
-type Order int
-
-// Orders.
-const (
-	// AnyOrder: any of the pending changes may be kept.
-	AnyOrder Order = iota
-	// InOrder: in each directory, a first part of the pending changes is kept.
-	InOrder
 )
 
 // cursor walks through the moments of a Disk and knows what is durable at each.
 type cursor struct {
 	disk    *Disk
-	order   Order
 	moment  int
 	durable map[*inode]*content
 	done    map[*inode]int // how many of its operations are durable
 }
 
-func newCursor(d *Disk, order Order) *cursor {
-	return &cursor{disk: d, order: order, durable: map[*inode]*content{}, done: map[*inode]int{}}
+func newCursor(d *Disk) *cursor {
+	return &cursor{disk: d, durable: map[*inode]*content{}, done: map[*inode]int{}}
 }
 
 // unit is something pending that a crash leaves in one of several states; the first is as
@@ -42,7 +31,7 @@ type unit struct {
 // state is one outcome of a crash while it is being built.
 type state struct {
 	files map[*inode]content
-	names map[int]int // index in Disk.names: how many of its directories kept it
+	names map[int]bool // index in crash.names: kept
 }
 
 // crash is what a crash at one moment may leave.
@@ -57,7 +46,6 @@ type crash struct {
 type pendingName struct {
 	op      *nameOp
 	durable bool
-	need    int // how many units must keep it
 }
 
 // advance moves to a later moment and returns what a crash there may leave.
@@ -77,7 +65,6 @@ func (cu *cursor) advance(moment int) *crash {
 // pendingNames adds the units of the directories, and finds the inodes that some outcome
 // holds.
 func (cu *cursor) pendingNames(cr *crash, reachable map[*inode]bool) {
-	byDir := map[*inode][]int{}
 	type slot struct {
 		dir  *inode
 		name string
@@ -99,19 +86,7 @@ func (cu *cursor) pendingNames(cr *crash, reachable map[*inode]bool) {
 		}
 		if !p.durable {
 			at := len(cr.names)
-			if cu.order == AnyOrder {
-				p.need = 1
-				cr.units = append(cr.units, unit{choices: 2, what: op.what, keep: func(s *state, choice int) { s.names[at] += choice }})
-			} else {
-				dirs := map[*inode]bool{}
-				for _, ch := range op.changes {
-					if !dirs[ch.dir] {
-						dirs[ch.dir] = true
-						byDir[ch.dir] = append(byDir[ch.dir], at)
-						p.need++
-					}
-				}
-			}
+			cr.units = append(cr.units, unit{choices: 2, what: op.what, keep: func(s *state, choice int) { s.names[at] = choice == 1 }})
 		}
 		cr.names = append(cr.names, p)
 	}
@@ -119,18 +94,6 @@ func (cu *cursor) pendingNames(cr *crash, reachable map[*inode]bool) {
 		if n != nil {
 			reachable[n] = true
 		}
-	}
-	for _, d := range cu.disk.inodes {
-		list := byDir[d]
-		if len(list) == 0 {
-			continue
-		}
-		cr.units = append(cr.units, unit{choices: len(list) + 1, what: fmt.Sprintf("first names of directory %d", d.id),
-			keep: func(s *state, choice int) {
-				for _, at := range list[:choice] {
-					s.names[at]++
-				}
-			}})
 	}
 }
 
@@ -152,24 +115,38 @@ func (cu *cursor) pendingData(cr *crash, n *inode) {
 	cu.done[n] = done
 	cr.durable[n] = c.clone()
 
-	sizes := []int64{c.size}
+	// Pages that a truncation cut off whole go with the size, since that is what frees them.
+	// The part of a page that it cut off is zeroed in place, which may come before or after.
+	type sized struct {
+		size    int64
+		dropped []int
+	}
+	sizes := []sized{{size: c.size}}
+	var dropped []int
 	versions := map[int][]*page{}
 	for i := done; i < len(n.ops) && n.ops[i].start < cu.moment; i++ {
 		op := &n.ops[i]
-		if op.size != sizes[len(sizes)-1] {
-			sizes = append(sizes, op.size)
-		}
 		for _, v := range op.pages {
-			if versions[v.index] == nil {
-				versions[v.index] = []*page{c.at(v.index)}
+			switch {
+			case v.page == nil:
+				dropped = append(dropped, v.index)
+			case versions[v.index] == nil:
+				versions[v.index] = []*page{nil, v.page}
+			default:
+				versions[v.index] = append(versions[v.index], v.page)
 			}
-			versions[v.index] = append(versions[v.index], v.page)
+		}
+		if op.size != sizes[len(sizes)-1].size {
+			sizes = append(sizes, sized{op.size, slices.Clone(dropped)})
 		}
 	}
 	if len(sizes) > 1 {
 		cr.units = append(cr.units, unit{choices: len(sizes), what: fmt.Sprintf("size of file %d", n.id), keep: func(s *state, choice int) {
 			c := s.files[n]
-			c.size = sizes[choice]
+			c.size = sizes[choice].size
+			for _, i := range sizes[choice].dropped {
+				c.set(pageVersion{i, nil})
+			}
 			s.files[n] = c
 		}})
 	}
@@ -181,6 +158,9 @@ func (cu *cursor) pendingData(cr *crash, n *inode) {
 	for _, i := range indexes {
 		list := versions[i]
 		cr.units = append(cr.units, unit{choices: len(list), what: fmt.Sprintf("page %d of file %d", i, n.id), keep: func(s *state, choice int) {
+			if choice == 0 {
+				return // as the size has left it
+			}
 			c := s.files[n]
 			c.set(pageVersion{i, list[choice]})
 			s.files[n] = c
@@ -243,7 +223,7 @@ type file struct {
 
 // build makes the tree of one outcome, directories before what they hold.
 func (cr *crash) build(root *inode, choices []int) []file {
-	s := &state{files: make(map[*inode]content, len(cr.durable)), names: map[int]int{}}
+	s := &state{files: make(map[*inode]content, len(cr.durable)), names: map[int]bool{}}
 	for n, c := range cr.durable {
 		s.files[n] = c.clone()
 	}
@@ -252,7 +232,7 @@ func (cr *crash) build(root *inode, choices []int) []file {
 	}
 	entries := map[*inode]map[string]*inode{}
 	for i, p := range cr.names {
-		if !p.durable && s.names[i] < p.need {
+		if !p.durable && !s.names[i] {
 			continue
 		}
 		for _, ch := range p.op.changes {

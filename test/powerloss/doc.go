@@ -14,11 +14,11 @@
 //     write had returned, has succeeded. Until then each 4 KiB page of it holds any of the
 //     contents that the page has had since, whatever the other pages hold.
 //   - The size of a file is apart from its pages: a file may have grown without its data,
-//     which then reads as zeros.
+//     which then reads as zeros. A truncation is kept whole or not at all, but for the part
+//     of a page that it cuts off, which is zeroed apart.
 //   - A name (create, rename, unlink, link, mkdir) is durable once its directory has been
-//     fsynced; fsyncing the file does not count. A rename is kept whole or not at all. Which
-//     of the pending changes of one directory are kept is arbitrary (AnyOrder), or, for
-//     programs that rely on a journalling file system, a first part of them (InOrder).
+//     fsynced; fsyncing the file does not count. A rename is kept whole or not at all. Any of
+//     the changes that are pending may be kept, in whatever order they were made.
 //
 // It may import anything; nothing imports it. It needs strace on the PATH, and says so.
 package powerloss

@@ -28,7 +28,6 @@ type Options struct {
 	Budget int
 	// Samples is how many outcomes are tried of a crash that has more than 256.
 	Samples int
-	Order   Order
 	// Scratch is where directories are rebuilt; each is removed after its check.
 	Scratch string
 	// Keep is where a directory that failed its check is rebuilt and left; "" = nowhere.
@@ -50,7 +49,7 @@ type Crash struct {
 // Stats says what an exploration covered.
 type Stats struct {
 	Moments   int // at which another state is possible than before
-	Outcomes  int // that could have been tried, samples counted as such
+	Outcomes  int // of the moments that were picked, samples counted as such
 	Tried     int // rebuilt and checked
 	Repeated  int // not rebuilt, because the same directory had been checked with the same lines
 	FlushOnly int // tried outcomes that keep nothing that was not flushed
@@ -100,60 +99,29 @@ func Explore(ctx context.Context, d *Disk, o Options, check func(Crash) error) (
 
 // generate hands out jobs until there are no more or ctx ends.
 func generate(ctx context.Context, d *Disk, o Options, jobs chan<- job) Stats {
-	stats := Stats{Moments: len(d.moments)}
-	for _, n := range countOutcomes(d, o) {
-		stats.Outcomes += n
-	}
-	// Half of a budget goes to the two extremes of each moment: what only a flush has saved
-	// finds what was acknowledged too early, and everything kept finds what does not open.
-	extreme, other := 1.0, 1.0
-	if extremes := 2 * len(d.moments); o.Budget > 0 && stats.Outcomes > o.Budget {
-		extreme = min(1, float64(o.Budget)/2/float64(extremes))
-		other = min(1, (float64(o.Budget)-extreme*float64(extremes))/float64(max(1, stats.Outcomes-extremes)))
-	}
-
 	rng := rand.New(rand.NewPCG(o.Seed, 0))
+	moments, each := o.pick(d.moments, rng)
+	stats := Stats{Moments: len(d.moments)}
 	seed := maphash.MakeSeed()
 	seen := map[uint64]bool{}
-	cu := newCursor(d, o.Order)
+	cu := newCursor(d)
 	lines := 0
-	for _, m := range d.moments {
+	for _, m := range moments {
 		cr := cu.advance(m)
 		for lines < len(d.Lines) && d.Lines[lines].At < m {
 			lines++
 		}
-		total := cr.outcomes(exhaustive)
-		n := total
-		if total > exhaustive {
-			n = o.Samples
-		}
-		for i := range n {
-			var choices []int
-			switch {
-			case i == 0:
-				choices = cr.nth(0)
-			case i == n-1:
-				choices = cr.all()
-			case total > exhaustive:
-				choices = cr.sample(rng)
-			default:
-				choices = cr.nth(i)
-			}
-			p := other
-			if i == 0 || i == n-1 {
-				p = extreme
-			}
-			if p < 1 && rng.Float64() >= p {
-				continue
-			}
+		all := cr.outcomesToTry(o.Samples, rng)
+		stats.Outcomes += len(all)
+		for i, choices := range thin(all, each, rng) {
 			files := cr.build(d.root, choices)
-			if h := identity(seed, files, lines); seen[h] {
+			h := identity(seed, files, lines)
+			if seen[h] {
 				stats.Repeated++
 				continue
-			} else {
-				seen[h] = true
 			}
-			j := job{number: stats.Tried, lines: d.Lines[:lines], files: files, name: describe(cr, i, choices, o)}
+			seen[h] = true
+			j := job{number: stats.Tried, lines: d.Lines[:lines], files: files, name: describe(cr, choices, o)}
 			select {
 			case jobs <- j:
 				stats.Tried++
@@ -168,18 +136,55 @@ func generate(ctx context.Context, d *Disk, o Options, jobs chan<- job) Stats {
 	return stats
 }
 
-// countOutcomes is how many outcomes each moment would contribute.
-func countOutcomes(d *Disk, o Options) []int {
-	out := make([]int, 0, len(d.moments))
-	cu := newCursor(d, o.Order)
-	for _, m := range d.moments {
-		n := cu.advance(m).outcomes(exhaustive)
-		if n > exhaustive {
-			n = o.Samples
+// pick chooses the moments to try, and how many outcomes of each at most. With a budget, all
+// moments come before several outcomes of each: most failures show at the two extremes of
+// the right moment.
+func (o *Options) pick(moments []int, rng *rand.Rand) (picked []int, each int) {
+	if o.Budget == 0 {
+		return moments, 1 << 30
+	}
+	n := min(len(moments), max(1, o.Budget/4))
+	for i, m := range moments {
+		if left := len(moments) - i; rng.IntN(left) < n-len(picked) {
+			picked = append(picked, m)
 		}
-		out = append(out, n)
+	}
+	return picked, max(2, o.Budget/n)
+}
+
+// outcomesToTry is all outcomes of a crash, or a seeded part if they are too many. The first
+// keeps nothing that was not flushed, the last keeps everything.
+func (cr *crash) outcomesToTry(samples int, rng *rand.Rand) [][]int {
+	total := cr.outcomes(exhaustive)
+	n := total
+	if total > exhaustive {
+		n = samples
+	}
+	out := make([][]int, n)
+	for i := range out {
+		switch {
+		case i == 0:
+			out[i] = cr.nth(0)
+		case i == n-1:
+			out[i] = cr.all()
+		case total > exhaustive:
+			out[i] = cr.sample(rng)
+		default:
+			out[i] = cr.nth(i)
+		}
 	}
 	return out
+}
+
+// thin keeps the first, the last and a seeded part of the others.
+func thin(all [][]int, most int, rng *rand.Rand) [][]int {
+	if len(all) <= most {
+		return all
+	}
+	others := all[1 : len(all)-1]
+	rng.Shuffle(len(others), func(i, j int) { others[i], others[j] = others[j], others[i] })
+	out := append([][]int{all[0]}, others[:most-2]...)
+	return append(out, all[len(all)-1])
 }
 
 // identity tells trees apart. Pages are never changed, so their addresses stand for them.
@@ -204,9 +209,9 @@ func identity(seed maphash.Seed, files []file, lines int) uint64 {
 	return h.Sum64()
 }
 
-func describe(cr *crash, i int, choices []int, o Options) string {
+func describe(cr *crash, choices []int, o Options) string {
 	var b strings.Builder
-	fmt.Fprintf(&b, "moment %d, outcome %d, seed %d; kept of what was not flushed:", cr.moment, i, o.Seed)
+	fmt.Fprintf(&b, "moment %d, seed %d; kept of what was not flushed:", cr.moment, o.Seed)
 	if len(choices) == 0 {
 		b.WriteString(" nothing was pending")
 	}
@@ -279,6 +284,6 @@ func writeTree(dir string, files []file) error {
 // End rebuilds the directory as it was at the end of the run, with everything kept. It
 // must be equal to the real one, or the model is wrong.
 func (d *Disk) End(dir string) error {
-	cr := newCursor(d, AnyOrder).advance(never)
+	cr := newCursor(d).advance(never)
 	return writeTree(dir, cr.build(d.root, cr.all()))
 }

@@ -1,6 +1,7 @@
 package powerloss
 
 import (
+	"flag"
 	"fmt"
 	"io/fs"
 	"os"
@@ -11,6 +12,7 @@ import (
 
 // TestMain runs the tests, or one of the programs that they record.
 func TestMain(m *testing.M) {
+	flag.Parse()
 	name, root := Program()
 	if name == "" {
 		os.Exit(m.Run())
@@ -18,6 +20,8 @@ func TestMain(m *testing.M) {
 	programs := map[string]func(root string) error{
 		"everything": writeEverything,
 		"journal":    writeJournal,
+		"raftlog":    runRaftLog,
+		"node":       runNode,
 	}
 	run, ok := programs[name]
 	if !ok {
@@ -30,9 +34,9 @@ func TestMain(m *testing.M) {
 	}
 }
 
-// record records a program on a fresh directory and replays it. It checks the model
+// recorded records a program on a fresh directory and replays it. It checks the model
 // against the real directory, so that no later finding is the model's fault.
-func record(t *testing.T, program string, args ...string) (calls []Call, root string) {
+func recorded(t *testing.T, program string, args ...string) (calls []Call, root string) {
 	t.Helper()
 	root = filepath.Join(t.TempDir(), "data")
 	if err := os.Mkdir(root, 0o755); err != nil {

@@ -42,9 +42,9 @@ func script(t *testing.T, root string, lines ...string) *Disk {
 }
 
 // outcomesOf is what a crash after the last call may leave.
-func outcomesOf(t *testing.T, d *Disk, order Order) []string {
+func outcomesOf(t *testing.T, d *Disk) []string {
 	t.Helper()
-	cr := newCursor(d, order).advance(never)
+	cr := newCursor(d).advance(never)
 	var out []string
 	for i := range cr.outcomes(1 << 16) {
 		var parts []string
@@ -78,35 +78,33 @@ func TestWhatADiskCouldHaveKept(t *testing.T) {
 	for _, tc := range []struct {
 		name  string
 		calls []string
-		order Order
 		want  []string
 	}{
-		{"a name and data, nothing flushed", []string{create, write}, AnyOrder, []string{"", "a=", "a=00", "a=xy"}},
-		{"flushing the file does not keep its name", []string{create, write, syncFile}, AnyOrder, []string{"", "a=xy"}},
-		{"flushing the directory does not keep the data", []string{create, write, openDir, syncDir}, AnyOrder, []string{"a=", "a=00", "a=xy"}},
-		{"both flushed", []string{create, write, syncFile, openDir, syncDir}, AnyOrder, []string{"a=xy"}},
-		{"a failed flush keeps nothing", []string{create, write, openDir, syncDir, `fsync(5<«ROOT/a»>) = -1 EIO (Input/output error)`}, AnyOrder,
+		{"a name and data, nothing flushed", []string{create, write}, []string{"", "a=", "a=00", "a=xy"}},
+		{"flushing the file does not keep its name", []string{create, write, syncFile}, []string{"", "a=xy"}},
+		{"flushing the directory does not keep the data", []string{create, write, openDir, syncDir}, []string{"a=", "a=00", "a=xy"}},
+		{"both flushed", []string{create, write, syncFile, openDir, syncDir}, []string{"a=xy"}},
+		{"a failed flush keeps nothing", []string{create, write, openDir, syncDir, `fsync(5<«ROOT/a»>) = -1 EIO (Input/output error)`},
 			[]string{"a=", "a=00", "a=xy"}},
-		{"a write after the flush", []string{create, write, syncFile, openDir, syncDir, write}, AnyOrder, []string{"a=xy", "a=xy00", "a=xyxy"}},
-		{"an overwrite", []string{create, write, syncFile, openDir, syncDir, `pwrite64(5<«ROOT/a»>, "«Z»", 1, 1) = 1`}, AnyOrder, []string{"a=xZ", "a=xy"}},
-		{"a short write", []string{create, openDir, syncDir, `write(5<«ROOT/a»>, "«xy»", 2) = 1`, syncFile}, AnyOrder, []string{"a=x"}},
-		{"two buffers", []string{create, openDir, syncDir, `writev(5<«ROOT/a»>, [{iov_base="«x»", iov_len=1}, {iov_base="«yz»", iov_len=2}], 2) = 3`, syncFile}, AnyOrder,
+		{"a write after the flush", []string{create, write, syncFile, openDir, syncDir, write}, []string{"a=xy", "a=xy00", "a=xyxy"}},
+		{"an overwrite", []string{create, write, syncFile, openDir, syncDir, `pwrite64(5<«ROOT/a»>, "«Z»", 1, 1) = 1`}, []string{"a=xZ", "a=xy"}},
+		{"a short write", []string{create, openDir, syncDir, `write(5<«ROOT/a»>, "«xy»", 2) = 1`, syncFile}, []string{"a=x"}},
+		{"two buffers", []string{create, openDir, syncDir, `writev(5<«ROOT/a»>, [{iov_base="«x»", iov_len=1}, {iov_base="«yz»", iov_len=2}], 2) = 3`, syncFile},
 			[]string{"a=xyz"}},
-		{"a truncation", []string{create, write, syncFile, openDir, syncDir, `ftruncate(5<«ROOT/a»>, 1) = 0`}, AnyOrder, []string{"a=x", "a=x0", "a=xy"}},
-		{"a rename is whole or not at all", []string{create, write, syncFile, openDir, syncDir, rename}, AnyOrder, []string{"a=xy", "b=xy"}},
-		{"a removal", []string{create, write, syncFile, openDir, syncDir, unlink}, AnyOrder, []string{"", "a=xy"}},
-		{"a flushed removal", []string{create, write, syncFile, openDir, syncDir, unlink, syncDir}, AnyOrder, []string{""}},
-		{"without its directory a file is lost", []string{mkdir, createSub}, AnyOrder, []string{"", "d/", "d/ d/a="}},
-		{"names in any order", []string{create, create2}, AnyOrder, []string{"", "a=", "a= c=", "c="}},
-		{"names in order", []string{create, create2}, InOrder, []string{"", "a=", "a= c="}},
-		{"appends follow the end", []string{`openat(AT_FDCWD<«/»>, "«ROOT/a»", O_WRONLY|O_CREAT|O_APPEND, 0644) = 5<«ROOT/a»>`, write, write, syncFile, openDir, syncDir}, AnyOrder,
+		{"a truncation", []string{create, write, syncFile, openDir, syncDir, `ftruncate(5<«ROOT/a»>, 1) = 0`}, []string{"a=x", "a=x0", "a=xy"}},
+		{"a rename is whole or not at all", []string{create, write, syncFile, openDir, syncDir, rename}, []string{"a=xy", "b=xy"}},
+		{"a removal", []string{create, write, syncFile, openDir, syncDir, unlink}, []string{"", "a=xy"}},
+		{"a flushed removal", []string{create, write, syncFile, openDir, syncDir, unlink, syncDir}, []string{""}},
+		{"without its directory a file is lost", []string{mkdir, createSub}, []string{"", "d/", "d/ d/a="}},
+		{"names in any order", []string{create, create2}, []string{"", "a=", "a= c=", "c="}},
+		{"appends follow the end", []string{`openat(AT_FDCWD<«/»>, "«ROOT/a»", O_WRONLY|O_CREAT|O_APPEND, 0644) = 5<«ROOT/a»>`, write, write, syncFile, openDir, syncDir},
 			[]string{"a=xyxy"}},
-		{"seeks move the next write", []string{create, `lseek(5<«ROOT/a»>, 2, SEEK_SET) = 2`, write, syncFile, openDir, syncDir}, AnyOrder, []string{"a=00xy"}},
-		{"two links of one file", []string{create, write, syncFile, `linkat(AT_FDCWD<«/»>, "«ROOT/a»", AT_FDCWD<«/»>, "«ROOT/b»", 0) = 0`, openDir, syncDir}, AnyOrder,
+		{"seeks move the next write", []string{create, `lseek(5<«ROOT/a»>, 2, SEEK_SET) = 2`, write, syncFile, openDir, syncDir}, []string{"a=00xy"}},
+		{"two links of one file", []string{create, write, syncFile, `linkat(AT_FDCWD<«/»>, "«ROOT/a»", AT_FDCWD<«/»>, "«ROOT/b»", 0) = 0`, openDir, syncDir},
 			[]string{"a=xy b=xy"}},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
-			got := outcomesOf(t, script(t, root, tc.calls...), tc.order)
+			got := outcomesOf(t, script(t, root, tc.calls...))
 			if !slices.Equal(got, tc.want) {
 				t.Errorf("a crash may leave %q, expected %q", got, tc.want)
 			}
@@ -129,7 +127,7 @@ func TestAFlushDoesNotCoverAConcurrentWrite(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	got := outcomesOf(t, replay(t, calls, root), AnyOrder)
+	got := outcomesOf(t, replay(t, calls, root))
 	if want := []string{"a=", "a=0", "a=x"}; !slices.Equal(got, want) {
 		t.Errorf("a crash may leave %q, expected %q", got, want)
 	}
@@ -144,7 +142,7 @@ func TestATornWriteLosesAnyOfItsPages(t *testing.T) {
 	zeros := strings.Repeat("0", pageSize)
 	want := []string{"a=", "a=" + zeros + "00", "a=" + zeros + "yy", "a=" + data[:pageSize] + "00", "a=" + data}
 	slices.Sort(want)
-	if got := outcomesOf(t, d, AnyOrder); !slices.Equal(got, want) {
+	if got := outcomesOf(t, d); !slices.Equal(got, want) {
 		t.Errorf("%d outcomes, expected the %d of two pages and a size", len(got), len(want))
 	}
 }
@@ -256,7 +254,7 @@ func rearrange(files *[]string, rng *rand.Rand, i int) error {
 }
 
 func TestTheModelEndsWhereTheRealDirectoryEnds(t *testing.T) {
-	calls, root := record(t, "everything")
+	calls, root := recorded(t, "everything")
 	d := replay(t, calls, root)
 	if len(d.moments) < 2*2*60*8 || len(tree(t, root)) < 40 {
 		t.Errorf("%d moments and %d files: the program has not done what it is for", len(d.moments), len(tree(t, root)))
@@ -323,7 +321,7 @@ func explore(t *testing.T, d *Disk, o Options, check func(Crash) error) (Stats, 
 }
 
 func TestAnHonestJournalPasses(t *testing.T) {
-	calls, root := record(t, "journal")
+	calls, root := recorded(t, "journal")
 	stats, err := explore(t, replay(t, calls, root), Options{Seed: 1}, checkJournal)
 	if err != nil {
 		t.Error(err)
@@ -334,7 +332,7 @@ func TestAnHonestJournalPasses(t *testing.T) {
 }
 
 func TestAJournalThatDoesNotFlushIsFound(t *testing.T) {
-	calls, root := record(t, "journal")
+	calls, root := recorded(t, "journal")
 	for name, match := range map[string]func(string) bool{"file": Under("/journal"), "directory": func(p string) bool { return !Under("/journal")(p) }} {
 		edited, removed := WithoutFlushes(calls, match)
 		if removed == 0 {
@@ -348,7 +346,7 @@ func TestAJournalThatDoesNotFlushIsFound(t *testing.T) {
 }
 
 func TestAJournalThatAnswersFirstIsFound(t *testing.T) {
-	calls, root := record(t, "journal")
+	calls, root := recorded(t, "journal")
 	edited, moved := AnswersFirst(calls, "ack")
 	if moved != 40 {
 		t.Fatalf("%d of 40 answers moved", moved)
