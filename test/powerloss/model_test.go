@@ -228,18 +228,19 @@ func writeKinds(dir string, seed uint64) error {
 			}
 		}
 		files = append(files, p)
-		if err := rearrange(&files, rng, i); err != nil {
+		if err := rearrange(dir, &files, rng, i); err != nil {
 			return err
 		}
 	}
 	return os.RemoveAll(filepath.Join(dir, "x"))
 }
 
-// rearrange renames, links, truncates or removes one of the files.
-func rearrange(files *[]string, rng *rand.Rand, i int) error {
+// rearrange renames, links, truncates or removes one of the files. It stays below dir: two
+// threads that rename to one name at a time leave no trace of who was first.
+func rearrange(dir string, files *[]string, rng *rand.Rand, i int) error {
 	at := rng.IntN(len(*files))
 	p := (*files)[at]
-	to := filepath.Join(filepath.Dir(filepath.Dir(p)), "moved"+strconv.Itoa(i%5))
+	to := filepath.Join(dir, "moved"+strconv.Itoa(i%5))
 	switch i % 4 {
 	case 0:
 		*files = slices.Delete(*files, at, at+1)
