@@ -77,6 +77,7 @@ type applied struct {
 	end      history.Applied
 	outcomes []string // one per request
 	state    string   // heads, batches, rows and changes
+	last     int64    // committed_at of the newest batch
 }
 
 // differsFrom names the first difference.
@@ -174,6 +175,12 @@ func applyStep(store *history.Store, proc *processor, from, to int, at func(i in
 				if text, err := protojson.Marshal(o.refusal.failure); err == nil {
 					out = fmt.Sprint(o.kind, " ", strings.ReplaceAll(string(text), " ", ""))
 				}
+			}
+			for _, w := range o.results {
+				if w.committedAt < res.last {
+					return fmt.Errorf("committed_at %d of position %d lies before %d", w.committedAt, w.position, res.last)
+				}
+				res.last = w.committedAt
 			}
 			res.outcomes = append(res.outcomes, out)
 		}

@@ -98,7 +98,7 @@ func (h *host) world() *world {
 		h.n = nil
 	}
 	if h.n == nil {
-		n, err := startNode(filepath.Join(h.dir, strconv.Itoa(h.worlds)))
+		n, err := startNode(filepath.Join(h.dir, strconv.Itoa(h.worlds)), new(clock).now)
 		if err != nil {
 			h.t.Fatalf("no node: %v", err)
 		}

@@ -8,6 +8,7 @@ import (
 	"os"
 	"path/filepath"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/hashicorp/raft"
@@ -27,7 +28,15 @@ type node struct {
 	served chan error // what Serve returned
 	conn   *grpc.ClientConn
 	gate   gate
+	clock  func() time.Time
 	up     bool
+}
+
+// clock is a bad one: every few readings it falls back, by more than it has gone on.
+type clock struct{ readings atomic.Int64 }
+
+func (c *clock) now() time.Time {
+	return time.Now().Add(-time.Duration(c.readings.Add(1)%4) * time.Second)
 }
 
 // gate stands before raft: while it is shut, what is admitted stays in flight.
@@ -76,8 +85,8 @@ func (g *gate) pass(next func() (wait func() error)) (wait func() error) {
 }
 
 // startNode opens a node in a directory of its own. The caller must close it.
-func startNode(dir string) (*node, error) {
-	n := &node{dir: dir}
+func startNode(dir string, now func() time.Time) (*node, error) {
+	n := &node{dir: dir, clock: now}
 	return n, n.open(-1)
 }
 
@@ -99,7 +108,7 @@ func (n *node) open(cache int) (err error) {
 		Dir: n.dir, HeadCacheBytes: heads, MarkCacheBytes: marks,
 		// What a test writes fits into a fraction of what a server wants.
 		HeartbeatTimeout: 20 * time.Millisecond, BlockCacheBytes: 8 << 20, MemTableBytes: 4 << 20, MinFreeDiskBytes: -1,
-		Hooks: replication.Hooks{Propose: n.gate.pass},
+		Clock: n.clock, Hooks: replication.Hooks{Propose: n.gate.pass},
 	})
 	if err != nil {
 		return err

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/cockroachdb/datadriven"
 )
@@ -20,7 +21,7 @@ func TestScriptsAgainstTheModel(t *testing.T) {
 
 // TestScriptsAgainstTheServer runs the same scripts on a server.
 func TestScriptsAgainstTheServer(t *testing.T) {
-	n, err := startNode(t.TempDir())
+	n, err := startNode(t.TempDir(), time.Now)
 	if err != nil {
 		t.Fatal(err)
 	}
