@@ -172,7 +172,8 @@ type Shard struct {
 }
 
 // Open opens the shard in o.Dir, or founds it, and starts its raft node. The shard takes
-// writes once Leading says that it is ready. Errors name the file and what to do.
+// writes once Leading says that it is ready. Errors name the file and what to do; after
+// ErrStorage the process must end.
 func Open(o Options) (*Shard, error) {
 	o.setDefaults()
 	s := &Shard{
@@ -182,11 +183,25 @@ func Open(o Options) (*Shard, error) {
 		fatalErr:   make(chan error, 1),
 		stopped:    make(chan struct{}),
 	}
-	if err := s.open(); err != nil {
-		return nil, errors.Join(err, s.closeFiles(false))
+	// After a fatal error Pebble stops the goroutine that met it for good, inside its own Open
+	// too: on a full disk that would be for ever. This goroutine ends with open, or with the
+	// process, which has to end then.
+	opened := make(chan error, 1)
+	go func() { opened <- s.open() }()
+	select {
+	case err := <-opened:
+		if err != nil {
+			return nil, errors.Join(err, s.closeFiles(false))
+		}
+		return s, nil
+	case err := <-s.fatalErr:
+		return nil, fmt.Errorf("%w: %w", ErrStorage, err)
 	}
-	return s, nil
 }
+
+// ErrStorage is returned by Open when the storage failed in such a way that files stay open:
+// the process must end.
+var ErrStorage = errors.New("the storage failed while the data directory was opened")
 
 func (s *Shard) open() (err error) {
 	o := s.opts

@@ -19,6 +19,7 @@ import (
 	"github.com/tidemark-db/tidemark/server"
 	"github.com/tidemark-db/tidemark/wal/history"
 	"github.com/tidemark-db/tidemark/wal/record"
+	"github.com/tidemark-db/tidemark/wal/stable"
 	"github.com/tidemark-db/tidemark/wal/tail"
 )
 
@@ -216,14 +217,14 @@ func (n *node) startError(err error) error {
 		failure.err = fmt.Errorf("data-dir is %s (%s): expected a directory that this user can write to: %w",
 			n.config.DataDir, n.config.Source("data-dir"), err)
 		failure.advice = "Name another one with --data-dir, or mend the owner and the mode of this one."
-	case errors.As(err, &errno):
+	case errors.Is(err, replication.ErrStorage), errors.As(err, &errno):
 		failure.code = exitStorage
 	}
 	return failure
 }
 
 func damaged(err error) bool {
-	return errors.Is(err, record.ErrCorrupt) || errors.Is(err, tail.ErrDamaged) || errors.Is(err, replication.ErrDamaged)
+	return errors.Is(err, record.ErrCorrupt) || errors.Is(err, tail.ErrDamaged) || errors.Is(err, stable.ErrDamaged) || errors.Is(err, replication.ErrDamaged)
 }
 
 // reportReady logs when the node takes writes for the first time.
