@@ -120,7 +120,7 @@ func TestDamage(t *testing.T) {
 				if kind == "format marker" {
 					named = strings.Contains(text, dir)
 				}
-				if !named || !strings.Contains(text, "put the directory back from a backup") {
+				if !named || !strings.Contains(text, "move history/ away") {
 					t.Errorf("the error neither names %s nor says what to do: %v", victim, err)
 				}
 			})

@@ -18,8 +18,8 @@ var ErrClosed = errors.New("history: store is closed")
 var ErrViewsHeld = errors.New("history: views are still held")
 
 // repair is what an operator can do about damaged files.
-const repair = "check the disk, then put the directory back from a backup, " +
-	"or remove the whole directory: while the raft log reaches back to its first entry, the history is rebuilt from it at the next start"
+const repair = "check the disk, stop the node, and move history/ away, that one directory of the data directory and nothing else: " +
+	"the next start rebuilds it from the newest snapshot and the log, or refuses to start if they do not reach back far enough; then restore from a backup"
 
 // storageError wraps an error of Pebble's: damage is marked with record.ErrCorrupt and names
 // the file if Pebble knows it.
