@@ -48,16 +48,7 @@ func (s *Shard) startRaft() error {
 		return fmt.Errorf("start raft: %w", err)
 	}
 	s.raft = r
-	s.propose = func(entry []byte) func() error {
-		f := r.Apply(entry, enqueueTimeout)
-		return f.Error
-	}
-	if hook := s.opts.Hooks.Propose; hook != nil {
-		next := s.propose
-		s.propose = func(entry []byte) func() error {
-			return hook(func() func() error { return next(entry) })
-		}
-	}
+	s.group.set(&raftGroup{raft: r, hook: s.opts.Hooks.Propose})
 	s.wg.Add(1)
 	go s.watchLeadership(notify)
 	return nil
@@ -99,7 +90,8 @@ func (s *Shard) watchLeadership(notify <-chan bool) {
 // beginTenure starts a tenure that admits nothing yet, and has it made ready by a goroutine
 // that ends with the tenure or the shard.
 func (s *Shard) beginTenure() {
-	t := newTenure(s.raft.CurrentTerm())
+	g := s.group.get()
+	t := newTenure(g.term(), g)
 	s.mu.Lock()
 	if s.stopping {
 		s.mu.Unlock()
@@ -120,7 +112,7 @@ func (s *Shard) beginTenure() {
 func (s *Shard) makeReady(t *tenure) {
 	for {
 		applied := make(chan error, 1)
-		go func() { applied <- s.raft.Barrier(barrierTimeout).Error() }()
+		go func() { applied <- t.group.barrier() }()
 		var err error
 		select {
 		case err = <-applied:
@@ -141,17 +133,26 @@ func (s *Shard) makeReady(t *tenure) {
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.tenure != t || s.raft.CurrentTerm() != t.term || s.raft.State() != raft.Leader {
+	if !s.admitsFrom(t) {
 		return
 	}
-	t.ready = true
-	s.leadershipChanged()
 	s.wg.Add(1)
 	go func() {
 		defer s.wg.Done()
 		s.batch(t)
 	}()
 	s.log.Info("leading", zap.Uint64("term", t.term), zap.Uint64("position", s.view.Applied().Position))
+}
+
+// admitsFrom makes a tenure ready if its term is still the one that this node leads in. s.mu
+// is held.
+func (s *Shard) admitsFrom(t *tenure) bool {
+	if s.tenure != t || !t.group.leads(t.term) {
+		return false
+	}
+	t.ready = true
+	s.leadershipChanged()
+	return true
 }
 
 // leadershipChanged wakes who waits for a change. s.mu is held.
@@ -168,13 +169,17 @@ func (s *Shard) Leading() (ready bool, changed <-chan struct{}) {
 }
 
 // confirmTerm returns nil once a majority of voters, asked after the call began, has
-// confirmed the term of t. This node is the only voter and its own majority: what is left
-// is that it still leads in that term.
-func (s *Shard) confirmTerm(_ context.Context, t *tenure) error {
+// confirmed the term of t, and this node still leads in it. Else 2011: the write that the
+// call is about was not made by it.
+func (s *Shard) confirmTerm(ctx context.Context, t *tenure) error {
+	if err := t.group.confirm(ctx, t.term); err != nil {
+		return s.notLeader(fmt.Sprintf("this node can not prove that it is the leader (%v)", err))
+	}
 	s.mu.Lock()
-	defer s.mu.Unlock()
-	if s.tenure != t || s.raft.State() != raft.Leader || s.raft.CurrentTerm() != t.term {
-		return s.notLeader("this node can no longer prove that it is the leader")
+	still := s.tenure == t
+	s.mu.Unlock()
+	if !still {
+		return s.notLeader("this node is not the leader any more")
 	}
 	return nil
 }
@@ -182,9 +187,8 @@ func (s *Shard) confirmTerm(_ context.Context, t *tenure) error {
 // notLeader is the 2011 with what is known of the leader.
 func (s *Shard) notLeader(text string) error {
 	detail := &pb.NotLeader{}
-	if s.raft != nil {
-		_, id := s.raft.LeaderWithID()
-		detail.LeaderId = string(id)
+	if g := s.group.get(); g != nil {
+		detail.LeaderId = string(g.leader())
 		if detail.LeaderId == s.opts.NodeID {
 			detail.LeaderAddress = s.opts.AdvertiseAddress
 		}

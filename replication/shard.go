@@ -129,14 +129,14 @@ type Shard struct {
 	log  *zap.Logger
 	id   identity
 
-	lock    *dirLock
-	tail    *tail.Log
-	stable  *stable.Store
-	store   *history.Store
-	snaps   *snapshotStore
-	raft    *raft.Raft
-	disk    *diskWatch
-	propose func(entry []byte) func() error
+	lock   *dirLock
+	tail   *tail.Log
+	stable *stable.Store
+	store  *history.Store
+	snaps  *snapshotStore
+	raft   *raft.Raft
+	disk   *diskWatch
+	group  groupBox
 
 	// Used by Apply's goroutine alone.
 	proc     *processor

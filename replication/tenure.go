@@ -21,6 +21,7 @@ const (
 // ends with it. Its fields are guarded by Shard.mu, but for the channels.
 type tenure struct {
 	term  uint64
+	group group
 	ready bool // inherited entries are applied; requests are admitted
 	// overlay holds what is in flight: queued, or proposed.
 	overlay *overlay
@@ -42,9 +43,10 @@ type proposal struct {
 	answered bool
 }
 
-func newTenure(term uint64) *tenure {
+func newTenure(term uint64, g group) *tenure {
 	return &tenure{
 		term:     term,
+		group:    g,
 		overlay:  newOverlay(),
 		proposed: make(map[uint64]*proposal),
 		wake:     make(chan struct{}, 1),
@@ -133,7 +135,7 @@ func (s *Shard) batch(t *tenure) {
 			hook()
 		}
 		data := g.entry(t.term)
-		future := s.propose(data)
+		future := t.group.propose(data)
 		// At most MaxOutstandingEntries of these, each ends with its future. Should raft
 		// never resolve one, its callers still have their deadlines, and the tenure its end.
 		go func() {
