@@ -138,6 +138,9 @@ type Shard struct {
 	disk   *diskWatch
 	group  groupBox
 
+	// park, if not nil, stands in for the waiting of calls: the simulation steers it.
+	park func(ctx context.Context, done <-chan struct{}) bool
+
 	// Used by Apply's goroutine alone.
 	proc     *processor
 	results  []entryResult
