@@ -53,6 +53,12 @@ func (c *Config) wrong(key string) bool {
 // derive fills in what follows from other settings.
 func (c *Config) derive() {
 	c.follow("advertise", &c.Advertise, "listen", c.Listen)
+	// What the other nodes are told of this one is what their --peers say, too.
+	for _, p := range c.Peers {
+		if p.ID == c.NodeID {
+			c.follow("raft-advertise", &c.RaftAdvertise, "peers", p.Address)
+		}
+	}
 	c.follow("raft-advertise", &c.RaftAdvertise, "raft-listen", c.RaftListen)
 	if c.MemoryLimitBytes == 0 {
 		c.MemoryLimitBytes = automaticMemoryLimit
@@ -170,14 +176,30 @@ func (c *Config) validatePeers() {
 	if len(c.Peers) == 0 || c.wrong("peers") {
 		return
 	}
-	if len(c.Peers) > 1 {
-		c.report("peers", "at most one node: clusters of several nodes are not yet in this version", fmt.Sprintf("%d nodes", len(c.Peers)))
-		return
+	if len(c.Peers) > maxPeers {
+		c.report("peers", fmt.Sprintf("at most %d nodes: more make every write slower and nothing safer", maxPeers), fmt.Sprintf("%d nodes", len(c.Peers)))
 	}
-	if p := c.Peers[0]; !c.wrong("node-id") && !c.wrong("raft-advertise") && (p.ID != c.NodeID || p.Address != c.RaftAdvertise) {
-		c.report("peers", fmt.Sprintf("this node: %s=%s (node-id and raft-advertise)", c.NodeID, c.RaftAdvertise), p.ID+"="+p.Address)
+	ids, addresses := map[string]bool{}, map[string]string{}
+	for _, p := range c.Peers {
+		if ids[p.ID] {
+			c.report("peers", "each node once", fmt.Sprintf("%s twice", p.ID))
+		}
+		ids[p.ID] = true
+		if other, ok := addresses[p.Address]; ok {
+			c.report("peers", "an address of its own for each node", fmt.Sprintf("%s for %s and %s", p.Address, other, p.ID))
+		}
+		addresses[p.Address] = p.ID
+		if _, port, _ := net.SplitHostPort(p.Address); port == "0" || unspecified(p.Address) {
+			c.report("peers", "addresses that the other nodes can be reached at", p.ID+"="+p.Address)
+		}
+		if p.ID == c.NodeID && p.Address != c.RaftAdvertise && !c.wrong("node-id") && !c.wrong("raft-advertise") {
+			c.report("peers", fmt.Sprintf("this node: %s=%s (node-id and raft-advertise)", c.NodeID, c.RaftAdvertise), p.ID+"="+p.Address)
+		}
 	}
 }
+
+// maxPeers bounds the initial cluster.
+const maxPeers = 9
 
 // Warnings returns what is allowed and yet dangerous, one sentence each.
 func (c *Config) Warnings() []string {
@@ -188,6 +210,14 @@ func (c *Config) Warnings() []string {
 				"%s is %s (%s): anyone who can reach this address can %s; this version has no TLS and no authentication, so keep it on 127.0.0.1 or inside a network that you trust",
 				l.key, l.address, c.Source(l.key), l.exposes))
 		}
+	}
+	if n := len(c.Peers); n > 0 && n%2 == 0 {
+		warnings = append(warnings, fmt.Sprintf("peers names %d nodes: an even number survives no more failures than %d would", n, n-1))
+	}
+	if len(c.Peers) > 1 && loopback(c.RaftListen) && !loopback(c.RaftAdvertise) {
+		warnings = append(warnings, fmt.Sprintf(
+			"raft-listen is %s (%s), where other machines cannot reach it, but raft-advertise is %s: set raft-listen, for example to 0.0.0.0:7441",
+			c.RaftListen, c.Source("raft-listen"), c.RaftAdvertise))
 	}
 	if unspecified(c.Advertise) {
 		warnings = append(warnings, fmt.Sprintf(

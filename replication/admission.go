@@ -31,7 +31,7 @@ func (s *Shard) Append(ctx context.Context, req *pb.AppendRequest) (*pb.AppendRe
 	if err != nil {
 		return nil, err
 	}
-	resp := &pb.AppendResponse{RequestId: req.GetRequestId(), Timeline: s.id.Timeline, Results: make([]*pb.WriteResult, len(results))}
+	resp := &pb.AppendResponse{RequestId: req.GetRequestId(), Timeline: s.identity().Timeline, Results: make([]*pb.WriteResult, len(results))}
 	for i := range results {
 		r := &results[i]
 		out := &pb.WriteResult{
@@ -63,29 +63,16 @@ func (s *Shard) append(ctx context.Context, p *pending) (results []writeResult, 
 			}
 			continue
 		}
-		if !s.wait(ctx, p.done, nil) {
-			return nil, false, ambiguous(ctx)
+		select {
+		case <-p.done:
+		case <-ctx.Done():
+			select {
+			case <-p.done:
+			default:
+				return nil, false, ambiguous(ctx)
+			}
 		}
 		return s.answer(ctx, p, a.tenure)
-	}
-}
-
-// wait returns true once done is closed, false if the call or its patience ends first.
-func (s *Shard) wait(ctx context.Context, done <-chan struct{}, patience <-chan time.Time) bool {
-	if s.park != nil {
-		return s.park(ctx, done)
-	}
-	select {
-	case <-done:
-		return true
-	case <-patience:
-	case <-ctx.Done():
-	}
-	select {
-	case <-done:
-		return true
-	default:
-		return false
 	}
 }
 
@@ -178,6 +165,10 @@ func (s *Shard) room(t *tenure, p *pending) error {
 	if n := t.bytes + p.bytes(); n > s.opts.MaxInFlightBytes && t.bytes > 0 {
 		return api.Errorf(pb.ErrorCode_ERROR_CODE_REPLICATION_BACKPRESSURE,
 			"%d bytes are in flight and the limit is %d: nothing was written, ask again later", t.bytes, s.opts.MaxInFlightBytes).After(retryBusy)
+	}
+	if s.diverged.undecided {
+		return api.Errorf(pb.ErrorCode_ERROR_CODE_INTERNAL,
+			"nodes hold different data at log entry %d and none of it is known to be a majority's: nothing was written; bring all nodes up, then see docs/cluster.md", s.diverged.index)
 	}
 	if free := s.disk.low(); free >= 0 {
 		return api.Errorf(pb.ErrorCode_ERROR_CODE_INSUFFICIENT_DISK_SPACE,
@@ -275,7 +266,11 @@ func (s *Shard) answerRefusal(ctx context.Context, p *pending, a admitted, patie
 		*patience = time.After(confirmWait)
 	}
 	same := a.refused.same
-	if !s.wait(ctx, same.done, *patience) {
+	select {
+	case <-same.done:
+	case <-*patience:
+		return nil, false, ref.stillInFlight()
+	case <-ctx.Done():
 		return nil, false, ref.stillInFlight()
 	}
 	switch o := &same.outcome; o.kind {

@@ -125,8 +125,8 @@ func TestFoundingGoesOnAfterACrash(t *testing.T) {
 		t.Fatal(err)
 	}
 	s := openShard(t, Options{Dir: dir})
-	if s.id != id {
-		t.Fatalf("founded as %+v, opened as %+v", id, s.id)
+	if now := s.identity(); now.State != stateMember || now.serverID() != id.serverID() {
+		t.Fatalf("made as %+v, a member as %+v", id, *now)
 	}
 	mustAppend(t, s, appendOf("a", "1", seqs(1)))
 	if err := s.Stop(context.Background()); err != nil {
@@ -150,7 +150,7 @@ func TestFoundingGoesOnAfterACrash(t *testing.T) {
 		_ = s.Stop(context.Background())
 		t.Fatalf("opened with a log up to entry %d and no term", last)
 	}
-	if !strings.Contains(err.Error(), "the term and vote were lost") {
+	if !strings.Contains(err.Error(), "raft.db is missing") {
 		t.Fatal(err)
 	}
 }
@@ -165,6 +165,14 @@ func TestRefusesDirectoriesThatLackFiles(t *testing.T) {
 			}
 		}
 	}
+	empty := func(name string) func(*testing.T, string) {
+		return func(t *testing.T, dir string) {
+			remove(name)(t, dir)
+			if err := os.Mkdir(filepath.Join(dir, name), 0o755); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
 	for _, c := range []struct {
 		name     string
 		snapshot bool
@@ -172,9 +180,10 @@ func TestRefusesDirectoriesThatLackFiles(t *testing.T) {
 		node     string
 		want     string
 	}{
-		{"tail lost", false, remove("tail"), "", "ends at entry 0"},
-		{"tail lost, snapshot there", true, remove("tail"), "", "ends at entry 0"},
-		{"term lost", false, remove("raft.db"), "", "the term and vote were lost"},
+		{"tail lost", false, remove("tail"), "", "tail is missing"},
+		{"tail emptied", false, empty("tail"), "", "ends at entry 0"},
+		{"tail emptied, snapshot there", true, empty("tail"), "", "ends at entry 0"},
+		{"term lost", false, remove("raft.db"), "", "raft.db is missing"},
 		{"snapshot lost after truncation", true, remove("snapshots"), "", "entries between them are missing"},
 		{"snapshot and history lost", true, remove("snapshots", "history"), "", "entries between them are missing"},
 		{"identity lost", false, remove("identity.json"), "", "identity.json is missing"},
@@ -184,7 +193,7 @@ func TestRefusesDirectoriesThatLackFiles(t *testing.T) {
 			}
 		}, "", "identity.json"},
 		{"identity damaged", false, func(t *testing.T, dir string) {
-			if err := os.WriteFile(filepath.Join(dir, "identity.json"), []byte(`{"format":1,"cluster_id":"x"}`), 0o644); err != nil {
+			if err := os.WriteFile(filepath.Join(dir, "identity.json"), []byte(`{"format":2,"node_id":"n1","generation":"01234567","state":"member","cluster_id":"x"}`), 0o644); err != nil {
 				t.Fatal(err)
 			}
 		}, "", "expected a cluster id"},

@@ -3,9 +3,13 @@ package replication
 import (
 	"context"
 	"errors"
+	"fmt"
 	"sync/atomic"
+	"time"
 
 	"github.com/hashicorp/raft"
+
+	"github.com/tidemark-db/tidemark/replication/peer"
 )
 
 var errNotLeading = errors.New("it does not lead")
@@ -40,18 +44,120 @@ func (b *groupBox) get() group {
 	return nil
 }
 
-func (b *groupBox) set(g group) {
-	if g == nil {
-		b.p.Store(nil)
-		return
-	}
-	b.p.Store(&g)
+func (b *groupBox) set(g group) { b.p.Store(&g) }
+
+// raftGroup is a group on hashicorp/raft: one life of it, from startRaft to shutdown.
+type raftGroup struct {
+	raft    *raft.Raft
+	rounds  *termRounds
+	hook    func(next func() (wait func() error)) (wait func() error) // Hooks.Propose
+	changes chan bool                                                 // raft's NotifyCh
+	done    chan struct{}                                             // closed by shutdown
 }
 
-// raftGroup is a group on hashicorp/raft.
-type raftGroup struct {
-	raft *raft.Raft
-	hook func(next func() (wait func() error)) (wait func() error) // Hooks.Propose
+// Raft's own timings. See architecture, "Pinned hazards", for what is off and why.
+const (
+	// enqueueTimeout is how long an entry waits for raft's main loop before it is given
+	// back; the loop is busy for as long as a flush takes.
+	enqueueTimeout = 10 * time.Second
+	// barrierTimeout is how long a barrier waits for raft's main loop.
+	barrierTimeout = 10 * time.Second
+	// rpcTimeout is how long one raft RPC may take: a follower's flush of 64 large entries
+	// included.
+	rpcTimeout = 10 * time.Second
+)
+
+func (s *Shard) raftConfig() *raft.Config {
+	conf := raft.DefaultConfig()
+	conf.LocalID = s.identity().serverID()
+	conf.Logger = newRaftLogger(s.log.Named("raft"))
+	conf.HeartbeatTimeout = s.opts.HeartbeatTimeout
+	conf.ElectionTimeout = s.opts.ElectionTimeout
+	conf.LeaderLeaseTimeout = s.opts.HeartbeatTimeout
+	conf.BatchApplyCh = true
+	conf.MaxAppendEntries = 64
+	conf.NoSnapshotRestoreOnStart = true
+	conf.NoLegacyTelemetry = true
+	// A node that was removed ends by itself, see watchMembership.
+	conf.ShutdownOnRemove = false
+	// Snapshots are taken by compact, which counts bytes.
+	conf.SnapshotThreshold = ^uint64(0)
+	conf.SnapshotInterval = 24 * time.Hour
+	return conf
+}
+
+// startRaft writes the cluster's first entry if the log is empty, and starts raft: when the
+// node becomes a member of its cluster, when it starts as one, and after restartRaft.
+func (s *Shard) startRaft() error {
+	id := s.identity()
+	if err := s.bootstrap(id); err != nil {
+		return err
+	}
+	g := &raftGroup{hook: s.opts.Hooks.Propose, changes: make(chan bool, 16), done: make(chan struct{})}
+	conf := s.raftConfig()
+	conf.NotifyCh = g.changes
+	var trans raft.Transport
+	if s.net != nil {
+		trans = s.net.Transport(rpcTimeout, conf.Logger)
+	} else {
+		// A node without peers opens no port for them.
+		_, trans = raft.NewInmemTransport(s.address(id))
+	}
+	var err error
+	if g.raft, err = raft.NewRaft(conf, &fsm{s}, s.logs, s.stable, s.snaps, trans); err != nil {
+		return fmt.Errorf("start raft: %w", err)
+	}
+	g.rounds = newTermRounds(func(ctx context.Context, term uint64) error { return s.askTerm(ctx, g, term) })
+	s.mu.Lock()
+	s.raft = g
+	s.mu.Unlock()
+	s.group.set(g)
+	s.wg.Add(1)
+	go s.watchLeadership(g)
+	return nil
+}
+
+// bootstrap writes the first configuration into a founder's empty log. Raft's own
+// BootstrapCluster sets the term first and refuses to go on after a crash in between; here
+// the entry comes first, and doing it again is harmless.
+func (s *Shard) bootstrap(id *identity) error {
+	if len(id.Founders) == 0 {
+		return nil // the leader sends what this node is to know
+	}
+	last, err := s.tail.LastIndex()
+	if err != nil {
+		return err
+	}
+	newest, err := s.snaps.newest()
+	if err != nil || last > 0 || newest != nil {
+		return err
+	}
+	var conf raft.Configuration
+	for _, f := range id.Founders {
+		conf.Servers = append(conf.Servers, raft.Server{
+			Suffrage: raft.Voter, ID: f.serverID(), Address: peer.Address(f.serverID(), f.RaftAddress),
+		})
+	}
+	return s.tail.StoreLog(&raft.Log{Index: 1, Term: 1, Type: raft.LogConfiguration, Data: raft.EncodeConfiguration(conf)})
+}
+
+// address is this node's in raft's configuration.
+func (s *Shard) address(id *identity) raft.ServerAddress {
+	return peer.Address(id.serverID(), s.opts.RaftAddress)
+}
+
+// raftGroup returns the raft that runs now, nil while the cluster is formed.
+func (s *Shard) raftGroup() *raftGroup {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.raft
+}
+
+// shutdown ends raft and the goroutine that follows it.
+func (g *raftGroup) shutdown() error {
+	err := g.raft.Shutdown().Error()
+	close(g.done)
+	return err
 }
 
 func (g *raftGroup) term() uint64 { return g.raft.CurrentTerm() }
@@ -75,10 +181,19 @@ func (g *raftGroup) propose(entry []byte) func() error {
 	return next()
 }
 
-// confirm: this node is the only voter and its own majority.
-func (g *raftGroup) confirm(_ context.Context, term uint64) error {
+func (g *raftGroup) confirm(ctx context.Context, term uint64) error {
+	if !g.leads(term) {
+		return errNotLeading
+	}
+	if err := g.rounds.confirm(ctx, term); err != nil {
+		return err
+	}
 	if !g.leads(term) {
 		return errNotLeading
 	}
 	return nil
 }
+
+// servers is the newest configuration that this node has in its log, committed or not, as
+// raft uses it.
+func (g *raftGroup) servers() []raft.Server { return g.raft.GetConfiguration().Configuration().Servers }

@@ -9,71 +9,160 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"slices"
 	"syscall"
+
+	"github.com/hashicorp/raft"
+
+	"github.com/tidemark-db/tidemark/replication/peer"
 )
 
 // identityFile says which cluster a directory belongs to.
 const identityFile = "identity.json"
 
-// identity is written once, when a directory is founded, before anything else.
+// identity is a directory's own: which cluster it belongs to, and which of that cluster's
+// members it is.
 type identity struct {
-	Format    int    `json:"format"`
-	ClusterID string `json:"cluster_id"` // 32 hex digits
-	Timeline  string `json:"timeline"`   // 32 hex digits
-	NodeID    string `json:"node_id"`
+	Format int    `json:"format"`
+	NodeID string `json:"node_id"`
+	// Generation is made with the directory. It tells a node from the one that had its name
+	// before its directory was lost, which may have voted: see serverID.
+	Generation string `json:"generation"` // 8 hex digits
+	State      state  `json:"state"`
+	// ClusterID and Timeline are empty while State is.
+	ClusterID string `json:"cluster_id,omitempty"` // 32 hex digits
+	Timeline  string `json:"timeline,omitempty"`   // 32 hex digits
+	// Founders are the voters that the cluster began with; empty in a node that was added
+	// later.
+	Founders []founder `json:"founders,omitempty"`
 }
 
-const identityFormat = 1
+// state says how far a directory is on its way into a cluster.
+type state string
 
-// loadIdentity reads the directory's identity, or founds a new cluster in an empty one.
+const (
+	// stateEmpty: it belongs to none, and never voted.
+	stateEmpty state = "empty"
+	// stateFounding: it holds what its cluster will begin with, and never voted.
+	stateFounding state = "founding"
+	// stateMember: its raft may run and vote.
+	stateMember state = "member"
+)
+
+// founder is a voter that the cluster begins with.
+type founder struct {
+	NodeID        string `json:"node_id"`
+	Generation    string `json:"generation"`
+	RaftAddress   string `json:"raft_address"`
+	ClientAddress string `json:"client_address"`
+}
+
+func (f *founder) serverID() raft.ServerID { return serverID(f.NodeID, f.Generation) }
+
+// serverID names a member in raft's configuration. The generation is in it, so that nothing
+// that is meant for a node whose directory was lost reaches the one that took its place:
+// voting with lost memory could undo acknowledged writes.
+func serverID(nodeID, generation string) raft.ServerID {
+	return peer.Identity{NodeID: nodeID, Generation: generation}.ServerID()
+}
+
+func (id *identity) serverID() raft.ServerID { return serverID(id.NodeID, id.Generation) }
+
+// founds says whether this directory is one of the founders of its cluster.
+func (id *identity) founds() bool {
+	return slices.ContainsFunc(id.Founders, func(f founder) bool { return f.serverID() == id.serverID() })
+}
+
+const identityFormat = 2
+
+// loadIdentity reads the directory's identity, or makes one for an empty directory.
 func loadIdentity(dir, nodeID string) (identity, error) {
 	path := filepath.Join(dir, identityFile)
 	b, err := os.ReadFile(path)
 	if errors.Is(err, fs.ErrNotExist) {
-		return found(dir, path, nodeID)
+		return newIdentity(dir, path, nodeID)
 	}
 	if err != nil {
 		return identity{}, fmt.Errorf("read %s: %w", path, err)
 	}
 	var id identity
 	if err := json.Unmarshal(b, &id); err != nil {
-		return id, fmt.Errorf("%w: %s (%w): it is written once when a cluster is created; put back a copy", ErrDamaged, path, err)
+		return id, fmt.Errorf("%w: %s (%w): it says which cluster the directory belongs to; put back a copy", ErrDamaged, path, err)
 	}
-	switch {
-	case id.Format != identityFormat:
+	if id.Format != identityFormat {
 		return id, fmt.Errorf("%s has format %d, this version reads %d: start the version that wrote it", path, id.Format, identityFormat)
-	case !isHexID(id.ClusterID) || !isHexID(id.Timeline) || id.NodeID == "":
-		return id, fmt.Errorf("%w: %s: expected a cluster id and a timeline of 32 hex digits and a node id, found %q, %q and %q; put back a copy", ErrDamaged, path, id.ClusterID, id.Timeline, id.NodeID)
-	case id.NodeID != nodeID:
+	}
+	if err := id.check(); err != nil {
+		return id, fmt.Errorf("%w: %s: %w; put back a copy", ErrDamaged, path, err)
+	}
+	if id.NodeID != nodeID {
 		return id, fmt.Errorf("%s belongs to node %q, this node is %q (--node-id): start it with --node-id %s, or give this node a directory of its own", dir, id.NodeID, nodeID, id.NodeID)
+	}
+	if id.State != stateMember {
+		return id, nil
+	}
+	for _, name := range []string{"tail", "raft.db"} {
+		if _, err := os.Stat(filepath.Join(dir, name)); errors.Is(err, fs.ErrNotExist) {
+			return id, fmt.Errorf("%w: %s says that this node is a member of cluster %s, but %s is missing: what the node promised its cluster is lost; put it back, or empty the whole directory and let the node join again", ErrDamaged, path, id.ClusterID, filepath.Join(dir, name))
+		}
 	}
 	return id, nil
 }
 
-// found makes a new identity in a directory that holds no data yet.
-func found(dir, path, nodeID string) (identity, error) {
+// check returns what is wrong with an identity that was read.
+func (id *identity) check() error {
+	if id.NodeID == "" || !isHex(id.Generation, 4) {
+		return fmt.Errorf("expected a node id and a generation of 8 hex digits, found %q and %q", id.NodeID, id.Generation)
+	}
+	named := isHex(id.ClusterID, 16) && isHex(id.Timeline, 16)
+	switch id.State {
+	case stateEmpty:
+		if id.ClusterID == "" && id.Timeline == "" && len(id.Founders) == 0 {
+			return nil
+		}
+	case stateFounding:
+		if named && id.founds() {
+			return nil
+		}
+	case stateMember:
+		if named {
+			return nil
+		}
+	}
+	return fmt.Errorf("expected a cluster id and a timeline of 32 hex digits, as state %q has them, found %q and %q", id.State, id.ClusterID, id.Timeline)
+}
+
+// newIdentity makes the identity of a directory that holds no data yet.
+func newIdentity(dir, path, nodeID string) (identity, error) {
 	for _, name := range []string{"tail", "raft.db", "history", "snapshots"} {
 		if _, err := os.Stat(filepath.Join(dir, name)); err == nil {
 			return identity{}, fmt.Errorf("%w: %s is missing but %s is there: this is the directory of a cluster that cannot be named; put the file back", ErrDamaged, path, filepath.Join(dir, name))
 		}
 	}
-	id := identity{Format: identityFormat, ClusterID: newHexID(), Timeline: newHexID(), NodeID: nodeID}
+	id := identity{Format: identityFormat, NodeID: nodeID, Generation: newHexID(4), State: stateEmpty}
+	return id, id.write(dir)
+}
+
+// write makes the identity durable.
+func (id *identity) write(dir string) error {
 	b, err := json.MarshalIndent(id, "", "  ")
 	if err != nil {
-		return id, err
+		return err
 	}
-	return id, writeFileDurably(path, append(b, '\n'))
+	return writeFileDurably(filepath.Join(dir, identityFile), append(b, '\n'))
 }
 
-func newHexID() string {
-	var b [16]byte
-	_, _ = rand.Read(b[:]) // never fails (crypto/rand)
-	return hex.EncodeToString(b[:])
+// newHexID returns n random bytes in hex.
+func newHexID(n int) string {
+	b := make([]byte, n)
+	_, _ = rand.Read(b) // never fails (crypto/rand)
+	return hex.EncodeToString(b)
 }
 
-func isHexID(s string) bool {
+// isHex says whether s is n bytes in hex.
+func isHex(s string, n int) bool {
 	b, err := hex.DecodeString(s)
-	return err == nil && len(b) == 16
+	return err == nil && len(b) == n
 }
 
 // writeFileDurably writes a file whole or not at all, and not before it is on disk.

@@ -211,7 +211,7 @@ func TestLostProposalIsUnknownAndStaysInFlight(t *testing.T) {
 			wantFailure(t, s, appendOf("a", "1", seqs(1), expect(0)), &pb.AppendFailure{
 				Code: 2013, Aggregate: key("1"), ExpectedVersion: proto.Uint64(0), AttemptedSeq: 1, InFlightMark: proto.Uint64(1)})
 			s.endTenure("the term ends in a test")
-			s.beginTenure()
+			s.beginTenure(s.group.get())
 			waitReady(t, s)
 			if resp := mustAppend(t, s, appendOf("a", "1", seqs(1), expect(0))); resp.Results[0].Version != 1 {
 				t.Fatalf("after the term ended: %v, want version 1", resp)
@@ -366,7 +366,7 @@ func TestEntryOfAnEarlierTenureOfTheTerm(t *testing.T) {
 	first := goAppend(context.Background(), s, appendOf("a", "1", seqs(1)))
 	holdFirst := <-held
 	s.endTenure("the notice of the lost leadership comes late")
-	s.beginTenure()
+	s.beginTenure(s.group.get())
 	waitReady(t, s)
 	_, err := first.wait(t)
 	wantCode(t, err, pb.ErrorCode_ERROR_CODE_WRITE_OUTCOME_UNKNOWN)

@@ -63,6 +63,7 @@ type acceptedWrite struct {
 // entryResult is what an entry did: one decision per request, in order.
 type entryResult struct {
 	index, term, ticket uint64
+	digest              record.Hash // once the entry is applied
 	outcomes            []outcome
 }
 
@@ -123,6 +124,7 @@ func (p *processor) entry(index, term uint64, data []byte, wanted func(term, tic
 		}
 	}
 	p.applied.Index, p.applied.Term = index, term
+	res.digest = p.applied.Digest
 	if len(p.changes) > 0 {
 		p.batch.PutChanges(first, p.changes)
 		p.changes = p.changes[:0]

@@ -81,6 +81,7 @@ func (s *Shard) wanted(term, ticket uint64) bool {
 // callers.
 func (s *Shard) publish(view *history.View, results []entryResult) {
 	index := s.proc.applied.Index
+	s.digests.addAll(results)
 	finished := s.finished[:0]
 	s.mu.Lock()
 	old := s.view

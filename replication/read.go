@@ -135,9 +135,9 @@ func (s *Shard) awaitPosition(ctx context.Context, position uint64) error {
 
 // checkTimeline refuses a position, or a write, of another timeline.
 func (s *Shard) checkTimeline(timeline string) error {
-	if timeline == "" || timeline == s.id.Timeline {
+	if timeline == "" || timeline == s.identity().Timeline {
 		return nil
 	}
 	return api.Errorf(pb.ErrorCode_ERROR_CODE_TIMELINE_MISMATCH,
-		"the request is about timeline %s, this cluster is on %s: it was restored or is another one; positions and marks must be read again", timeline, s.id.Timeline)
+		"the request is about timeline %s, this cluster is on %s: it was restored or is another one; positions and marks must be read again", timeline, s.identity().Timeline)
 }

@@ -12,10 +12,13 @@ import (
 	"github.com/cockroachdb/pebble/v2/vfs"
 	"github.com/hashicorp/raft"
 	"go.uber.org/zap"
+	"google.golang.org/grpc"
 
 	"github.com/tidemark-db/tidemark/api"
+	peerpb "github.com/tidemark-db/tidemark/api/tidemark/peer/v1"
 	pb "github.com/tidemark-db/tidemark/api/tidemark/v1"
 	"github.com/tidemark-db/tidemark/mark"
+	"github.com/tidemark-db/tidemark/replication/peer"
 	"github.com/tidemark-db/tidemark/wal/history"
 	"github.com/tidemark-db/tidemark/wal/record"
 	"github.com/tidemark-db/tidemark/wal/stable"
@@ -28,118 +31,29 @@ const (
 	retryBusy = 100 * time.Millisecond
 )
 
-// Options are the settings of a Shard. Zero values mean the default.
-type Options struct {
-	// Dir is the shard's directory; it is created if it does not exist.
-	Dir string
-	// NodeID names this node in its cluster; default n1.
-	NodeID string
-	// AdvertiseAddress is what NotLeader tells clients about this node.
-	AdvertiseAddress string
-	// Shard is the shard's number; 0 today.
-	Shard  uint32
-	Logger *zap.Logger
-
-	// MaxInFlightBytes bounds what is admitted and not decided; default 64 MiB. Above: 2012.
-	MaxInFlightBytes int64
-	// MaxOutstandingEntries is how many log entries are proposed at once; default 2.
-	MaxOutstandingEntries int
-	// HeadCacheBytes and MarkCacheBytes bound the two caches of heads and the two of marks
-	// (admission's and Apply's), half each; negative = off. Default 64 and 32 MiB.
-	HeadCacheBytes, MarkCacheBytes int64
-	// BlockCacheBytes and MemTableBytes are the history's; default 256 and 64 MiB.
-	BlockCacheBytes, MemTableBytes int64
-	// SegmentBytes is the size of the tail's files; default 4 MiB.
-	SegmentBytes int
-	// SnapshotLogBytes is how much log may stand behind the newest snapshot before the next
-	// one is taken; default 256 MiB. TrailingLogBytes is how much stays after it; default 64 MiB.
-	SnapshotLogBytes, TrailingLogBytes int64
-	// MinFreeDiskBytes is the reserve below which writes are refused with 2018; default
-	// 256 MiB, negative = none.
-	MinFreeDiskBytes int64
-	// HeartbeatTimeout and ElectionTimeout are raft's; default 50 ms with one voter, which
-	// has nobody to wait for.
-	HeartbeatTimeout, ElectionTimeout time.Duration
-
-	// Clock stamps committed_at; default time.Now. Nothing is ordered by it.
-	Clock func() time.Time
-	// FreeDisk returns the bytes free for this process where Dir is; default statfs.
-	FreeDisk func(dir string) (int64, error)
-	// OnSync is called after each flush of the tail.
-	OnSync func(d time.Duration, bytes int)
-	// Hooks are fault points for tests.
-	Hooks Hooks
-}
-
-// Hooks are fault points. Nil functions do nothing.
-type Hooks struct {
-	// BeforePropose runs in the batcher before it hands an entry to raft; while it blocks,
-	// everything admitted stays in flight.
-	BeforePropose func()
-	// Propose, if set, stands between the batcher and raft: it runs in the batcher, may call
-	// next, which hands the entry to raft, and returns what waits for the entry's fate,
-	// next's own answer or another.
-	Propose func(next func() (wait func() error)) (wait func() error)
-}
-
-func (o *Options) setDefaults() {
-	def := func(p *int64, v int64) {
-		if *p == 0 {
-			*p = v
-		}
-	}
-	def(&o.MaxInFlightBytes, 64<<20)
-	def(&o.HeadCacheBytes, 64<<20)
-	def(&o.MarkCacheBytes, 32<<20)
-	def(&o.BlockCacheBytes, 256<<20)
-	def(&o.MemTableBytes, 64<<20)
-	def(&o.SnapshotLogBytes, 256<<20)
-	def(&o.TrailingLogBytes, 64<<20)
-	def(&o.MinFreeDiskBytes, 256<<20)
-	if o.NodeID == "" {
-		o.NodeID = "n1"
-	}
-	if o.Logger == nil {
-		o.Logger = zap.NewNop()
-	}
-	if o.MaxOutstandingEntries == 0 {
-		o.MaxOutstandingEntries = 2
-	}
-	if o.SegmentBytes == 0 {
-		o.SegmentBytes = 4 << 20
-	}
-	if o.HeartbeatTimeout == 0 {
-		o.HeartbeatTimeout = 50 * time.Millisecond
-	}
-	if o.ElectionTimeout == 0 {
-		o.ElectionTimeout = o.HeartbeatTimeout
-	}
-	if o.Clock == nil {
-		o.Clock = time.Now
-	}
-	if o.FreeDisk == nil {
-		o.FreeDisk = freeDisk
-	}
-}
-
 // Shard is one replicated log with its history, marks and raft group. Everything that a
 // node holds of one shard belongs to its Shard; nothing is global.
 type Shard struct {
 	opts Options
 	log  *zap.Logger
-	id   identity
 
-	lock   *dirLock
-	tail   *tail.Log
-	stable *stable.Store
-	store  *history.Store
-	snaps  *snapshotStore
-	raft   *raft.Raft
-	disk   *diskWatch
-	group  groupBox
+	// ident is replaced, not changed, under idMu.
+	ident    atomic.Pointer[identity]
+	idMu     sync.Mutex
+	formWake chan struct{} // one token: the directory's identity changed
+	net      *peer.Network // nil: this node is alone
 
-	// park, if not nil, stands in for the waiting of calls: the simulation steers it.
-	park func(ctx context.Context, done <-chan struct{}) bool
+	lock    *dirLock
+	tail    *tail.Log
+	stable  *stable.Store
+	store   *history.Store
+	snaps   *snapshotStore
+	logs    raft.LogStore
+	disk    *diskWatch
+	group   groupBox
+	digests digestRing
+	// mismatches counts the times that nodes were found to hold different data.
+	mismatches atomic.Uint64
 
 	// Used by Apply's goroutine alone.
 	proc     *processor
@@ -147,6 +61,12 @@ type Shard struct {
 	finished []*pending
 
 	mu sync.Mutex
+	// raft is the group that runs now, nil until this node is a member of a cluster.
+	raft *raftGroup
+	// waiting says what a node that is not a member yet waits for.
+	waiting string
+	// diverged is the newest comparison of digests.
+	diverged digestVerdict
 	// view is the published state: what admission judges against and reads see.
 	view *history.View
 	// cache is what admission knows of view.
@@ -169,6 +89,8 @@ type Shard struct {
 
 	failure  atomic.Bool
 	fatalErr chan error
+	restarts chan string   // reasons to start raft again
+	stopErr  error         // of raft's shutdown; written by supervise
 	stopped  chan struct{} // closed by Stop
 	stopOnce sync.Once
 	wg       sync.WaitGroup
@@ -183,6 +105,8 @@ func Open(o Options) (*Shard, error) {
 		opts: o, log: o.Logger,
 		cache:      mark.NewCache(o.HeadCacheBytes/2, o.MarkCacheBytes/2),
 		leaderWait: make(chan struct{}),
+		formWake:   make(chan struct{}, 1),
+		restarts:   make(chan string, 1),
 		fatalErr:   make(chan error, 1),
 		stopped:    make(chan struct{}),
 	}
@@ -214,9 +138,11 @@ func (s *Shard) open() (err error) {
 	if s.lock, err = lockDir(o.Dir); err != nil {
 		return err
 	}
-	if s.id, err = loadIdentity(o.Dir, o.NodeID); err != nil {
+	id, err := loadIdentity(o.Dir, o.NodeID)
+	if err != nil {
 		return err
 	}
+	s.ident.Store(&id)
 	if s.tail, err = tail.Open(tail.Options{Dir: s.path("tail"), SegmentSize: o.SegmentBytes, OnFatal: s.fatal, OnSync: o.OnSync, Logger: o.Logger}); err != nil {
 		return err
 	}
@@ -234,16 +160,34 @@ func (s *Shard) open() (err error) {
 	}
 	s.view = s.store.View()
 	s.proc = newProcessor(o.Shard, s.store, mark.NewCache(o.HeadCacheBytes-o.HeadCacheBytes/2, o.MarkCacheBytes-o.MarkCacheBytes/2))
-	s.proc.applied.Timeline = s.id.Timeline
 	s.lastStamp = s.proc.applied.CommittedAt
 	if s.disk, err = watchDisk(o, s.stopped, &s.wg); err != nil {
 		return err
 	}
-	if err := s.startRaft(); err != nil {
-		return err
+	s.logs = s.tail
+	if o.Listener != nil {
+		s.net, err = peer.Listen(peer.Options{
+			Listener: o.Listener, Self: s.peerIdentity, Logger: s.log.Named("peer"), AcceptRaft: s.acceptRaft,
+			Register: func(g *grpc.Server) { peerpb.RegisterPeerServiceServer(g, peerService{s: s}) },
+		})
+		if err != nil {
+			return err
+		}
+	}
+	// A node that is alone, or a member already, is so when Open returns.
+	if len(o.Peers) == 0 && s.identity().State != stateMember {
+		if err := s.form(context.Background()); err != nil {
+			return err
+		}
+	}
+	member := s.identity().State == stateMember
+	if member {
+		if err := s.startMember(); err != nil {
+			return err
+		}
 	}
 	s.wg.Add(1)
-	go s.compact()
+	go s.supervise(member)
 	return nil
 }
 
@@ -284,8 +228,8 @@ func (s *Shard) openHistory() error {
 		}
 	}
 	applied := s.store.Applied()
-	if t := applied.Timeline; t != "" && t != s.id.Timeline {
-		return fmt.Errorf("%w: %s holds timeline %s, %s says %s: the files are of different clusters; put back the ones that belong together", ErrDamaged, s.path("history"), t, s.path(identityFile), s.id.Timeline)
+	if t := applied.Timeline; t != "" && t != s.identity().Timeline {
+		return fmt.Errorf("%w: %s holds timeline %s, %s says %s: the files are of different clusters; put back the ones that belong together", ErrDamaged, s.path("history"), t, s.path(identityFile), s.identity().Timeline)
 	}
 	first, err := s.tail.FirstIndex()
 	if err != nil {
@@ -350,7 +294,7 @@ func (s *Shard) fatal(err error) {
 	if err == nil || !s.failure.CompareAndSwap(false, true) {
 		return
 	}
-	s.log.Error("storage failed; the process must end", zap.Error(err))
+	s.log.Error("the process must end", zap.Error(err))
 	s.fatalErr <- err
 }
 
@@ -366,102 +310,4 @@ func (s *Shard) damaged(err error) error {
 		return api.Corruptf("%v", err)
 	}
 	return api.Errorf(pb.ErrorCode_ERROR_CODE_INTERNAL, "%w", err)
-}
-
-// Stop stops admitting, waits until what is in flight is answered or ctx ends, and closes
-// the shard with everything flushed, so that the next start replays nothing.
-func (s *Shard) Stop(ctx context.Context) error {
-	s.mu.Lock()
-	s.stopping = true
-	s.leadershipChanged()
-	s.mu.Unlock()
-	s.drain(ctx)
-	return s.close(true)
-}
-
-// Abandon closes the shard as a crash would leave it: what waits is answered as unknown,
-// and nothing is flushed.
-func (s *Shard) Abandon() error { return s.close(false) }
-
-func (s *Shard) drain(ctx context.Context) {
-	for {
-		s.mu.Lock()
-		if t := s.tenure; t == nil || !t.awaited() {
-			s.mu.Unlock()
-			return
-		}
-		wait := s.progress()
-		s.mu.Unlock()
-		select {
-		case <-wait:
-		case <-ctx.Done():
-			return
-		}
-	}
-}
-
-// progress returns a channel that is closed at the next progress. s.mu is held.
-func (s *Shard) progress() <-chan struct{} {
-	if s.progressWait == nil {
-		s.progressWait = make(chan struct{})
-	}
-	return s.progressWait
-}
-
-// progressed wakes who waits for progress. s.mu is held.
-func (s *Shard) progressed() {
-	if s.progressWait != nil {
-		close(s.progressWait)
-		s.progressWait = nil
-	}
-}
-
-func (s *Shard) close(flush bool) (err error) {
-	s.stopOnce.Do(func() {
-		s.mu.Lock()
-		s.stopping = true
-		s.mu.Unlock()
-		s.endTenure("the node is stopping")
-		err = s.raft.Shutdown().Error()
-		close(s.stopped)
-		s.wg.Wait()
-		err = errors.Join(err, s.closeFiles(flush && !s.failed()))
-	})
-	return err
-}
-
-// closeFiles closes what is open; also after a start that failed half way.
-func (s *Shard) closeFiles(flush bool) error {
-	var errs []error
-	if s.raft == nil {
-		select {
-		case <-s.stopped:
-		default:
-			close(s.stopped)
-		}
-		s.wg.Wait()
-	}
-	s.mu.Lock()
-	s.closed = true
-	s.mu.Unlock()
-	if s.view != nil {
-		s.view.Release()
-	}
-	switch {
-	case s.store == nil:
-	case flush:
-		errs = append(errs, s.store.Close())
-	default:
-		errs = append(errs, s.store.Abandon())
-	}
-	if s.tail != nil {
-		errs = append(errs, s.tail.Close())
-	}
-	if s.stable != nil {
-		errs = append(errs, s.stable.Close())
-	}
-	if s.lock != nil {
-		errs = append(errs, s.lock.release())
-	}
-	return errors.Join(errs...)
 }

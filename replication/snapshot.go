@@ -327,15 +327,16 @@ func (s *Shard) snapshot() error {
 	if err != nil {
 		return err
 	}
-	conf := s.raft.ReloadableConfig()
+	r := s.raftGroup().raft
+	conf := r.ReloadableConfig()
 	conf.TrailingLogs = minTrailing
 	if size := s.tail.SizeBytes(); size > 0 && last >= first {
 		conf.TrailingLogs = max(minTrailing, uint64(float64(last-first+1)*float64(s.opts.TrailingLogBytes)/float64(size)))
 	}
-	if err := s.raft.ReloadConfig(conf); err != nil {
+	if err := r.ReloadConfig(conf); err != nil {
 		return err
 	}
-	return s.raft.Snapshot().Error()
+	return r.Snapshot().Error()
 }
 
 // minTrailing keeps the tail from ever being empty, which would look like a lost one.

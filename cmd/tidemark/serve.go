@@ -78,6 +78,7 @@ type node struct {
 	log    *zap.Logger
 
 	grpc, web net.Listener
+	raft      net.Listener // nil without peers
 	shard     *replication.Shard
 	server    *server.Server
 
@@ -145,6 +146,11 @@ func (n *node) open() error {
 	if n.web, err = n.listen("http-listen", c.HTTPListen); err != nil {
 		return errors.Join(err, n.grpc.Close())
 	}
+	if len(c.Peers) > 0 {
+		if n.raft, err = n.listen("raft-listen", c.RaftListen); err != nil {
+			return errors.Join(err, n.grpc.Close(), n.web.Close())
+		}
+	}
 	if c.Source("advertise").Origin == config.OriginDerived {
 		c.Advertise = n.grpc.Addr().String() // the port of ":0" is known now
 	}
@@ -187,9 +193,14 @@ func (n *node) openShard() error {
 		}
 		return size
 	}
+	var peers []replication.Peer
+	for _, p := range c.Peers {
+		peers = append(peers, replication.Peer{ID: p.ID, Address: p.Address})
+	}
 	var err error
 	n.shard, err = replication.Open(replication.Options{
 		Dir: c.DataDir, NodeID: c.NodeID, AdvertiseAddress: c.Advertise, Logger: n.log,
+		Listener: n.raft, RaftAddress: c.RaftAdvertise, Peers: peers, Version: readBuildInfo().Version,
 		MaxInFlightBytes: c.MaxInFlightBytes,
 		HeadCacheBytes:   none(c.HeadCacheBytes), MarkCacheBytes: none(c.MarkCacheBytes),
 		BlockCacheBytes: c.BlockCacheBytes, MemTableBytes: c.MemtableBytes,

@@ -35,6 +35,22 @@ func NodeID(id raft.ServerID) string {
 	return node
 }
 
+// Address is a server's address in raft's configuration, which wants every one to be
+// another: the server's id is in it, because a node that was wiped has two servers at one
+// address until it has taken its old place.
+func Address(id raft.ServerID, address string) raft.ServerAddress {
+	return raft.ServerAddress(string(id) + "@" + address)
+}
+
+// SplitAddress takes an address out of raft's configuration apart. One that no server's id
+// is in, as raft's messages have it, is returned as it is.
+func SplitAddress(a raft.ServerAddress) (id raft.ServerID, address string) {
+	if id, address, ok := strings.Cut(string(a), "@"); ok {
+		return raft.ServerID(id), address
+	}
+	return "", string(a)
+}
+
 func (i Identity) proto() *peerv1.Identity {
 	return &peerv1.Identity{
 		ClusterId: i.ClusterID, Timeline: i.Timeline, NodeId: i.NodeID, Generation: i.Generation,

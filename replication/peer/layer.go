@@ -103,7 +103,8 @@ func route(kind peerv1.Kind, id raft.ServerID, addr raft.ServerAddress) raft.Ser
 	if kind == peerv1.Kind_KIND_SNAPSHOT {
 		word = "snapshot"
 	}
-	return raft.ServerAddress(word + " " + string(id) + "@" + string(addr))
+	_, address := SplitAddress(addr)
+	return raft.ServerAddress(word + " " + string(id) + "@" + address)
 }
 
 func parseRoute(r raft.ServerAddress) (kind peerv1.Kind, id raft.ServerID, addr string, err error) {

@@ -1,0 +1,327 @@
+package replication
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/hashicorp/raft"
+	"go.uber.org/zap"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	"github.com/tidemark-db/tidemark/api"
+	peerpb "github.com/tidemark-db/tidemark/api/tidemark/peer/v1"
+	pb "github.com/tidemark-db/tidemark/api/tidemark/v1"
+	"github.com/tidemark-db/tidemark/replication/peer"
+)
+
+const (
+	// changeTimeout bounds one change of the cluster's members: a round through the log.
+	changeTimeout = 10 * time.Second
+	// caughtUp is how many entries a node may lag behind the leader's commit index when it is
+	// promoted; at most that many are then missing from the majority that it is part of.
+	caughtUp = 64
+	// caughtUpEvery is how often a node that is catching up is asked how far it is.
+	caughtUpEvery = 100 * time.Millisecond
+)
+
+// server is one server of raft's configuration.
+type server struct {
+	raft.Server
+	nodeID      string
+	raftAddress string // host:port
+}
+
+// members is the configuration that this node has in its log.
+func (g *raftGroup) members() []server {
+	var out []server
+	for _, s := range g.servers() {
+		_, address := peer.SplitAddress(s.Address)
+		out = append(out, server{Server: s, nodeID: peer.NodeID(s.ID), raftAddress: address})
+	}
+	return out
+}
+
+// named returns the servers of a node: one, or two while a lost directory is replaced, the
+// lost one first, because raft appends.
+func named(members []server, nodeID string) []server {
+	var out []server
+	for _, m := range members {
+		if m.nodeID == nodeID {
+			out = append(out, m)
+		}
+	}
+	return out
+}
+
+// leadingGroup returns the raft group if this node leads and is ready, else 2011 or 2015.
+func (s *Shard) leadingGroup() (*raftGroup, *tenure, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if err := s.leading(); err != nil {
+		return nil, nil, err
+	}
+	return s.raft, s.tenure, nil
+}
+
+// admitMember answers Join. It is idempotent. A node that is a member gets its address
+// brought up to date; one whose directory is new gets the place of the one that had its name
+// before, as a non-voter until it has caught up (see tendMembers); any other is refused, with
+// NOT_FOUND if this leader has proved that it speaks for the cluster.
+func (s *Shard) admitMember(ctx context.Context, req *peerpb.JoinRequest) error {
+	g, t, err := s.leadingGroup()
+	if err != nil {
+		return status.Errorf(codes.Unavailable, "%v", err)
+	}
+	id := serverID(req.GetNodeId(), req.GetGeneration())
+	address := peer.Address(id, req.GetRaftAddress())
+	same := named(g.members(), req.GetNodeId())
+	for _, m := range same {
+		switch {
+		case m.ID != id:
+			continue
+		case m.Address == address:
+			return nil
+		case m.Suffrage == raft.Voter:
+			return changed(g.raft.AddVoter(id, address, 0, changeTimeout))
+		}
+		return changed(g.raft.AddNonvoter(id, address, 0, changeTimeout))
+	}
+	if len(same) == 0 {
+		if err := s.confirmTerm(ctx, t); err != nil {
+			return status.Errorf(codes.Unavailable, "%v", err)
+		}
+		return status.Errorf(codes.NotFound, "%s (generation %s) is not a member of cluster %s; on any node run: tidemark cluster add %s --raft-address %s",
+			req.GetNodeId(), req.GetGeneration(), s.identity().ClusterID, req.GetNodeId(), req.GetRaftAddress())
+	}
+	for _, m := range same {
+		if s.answers(ctx, m) {
+			return status.Errorf(codes.AlreadyExists, "a living node at %s has the name %s: give this one another --node-id, or stop that one", m.raftAddress, m.nodeID)
+		}
+	}
+	s.log.Warn("a member comes back with an empty directory; it joins as a non-voter and takes its old place once it has caught up",
+		zap.String("node", req.GetNodeId()), zap.String("generation", req.GetGeneration()))
+	return changed(g.raft.AddNonvoter(id, address, 0, changeTimeout))
+}
+
+// changed waits until a change of the configuration is committed.
+func changed(f raft.IndexFuture) error {
+	if err := f.Error(); err != nil {
+		return status.Errorf(codes.Unavailable, "the change of the members failed and may still happen: %v; ask again", err)
+	}
+	return nil
+}
+
+// answers says whether the very directory that a server stands for is there and running.
+func (s *Shard) answers(ctx context.Context, m server) bool {
+	if m.ID == s.identity().serverID() {
+		return true
+	}
+	ctx, cancel := context.WithTimeout(ctx, helloTimeout)
+	defer cancel()
+	_, err := sayHello(ctx, s.clientOf(m.Server))
+	return err == nil
+}
+
+// AddNode takes an empty node that runs at raftAddress into the cluster, as a non-voter. It
+// is idempotent. Errors: 2011, 2015, 2016 if the node there is another one or has data of
+// its own, 2014 if the change was proposed and its outcome is not known.
+func (s *Shard) AddNode(ctx context.Context, id, raftAddress, clientAddress string) error {
+	g, _, err := s.leadingGroup()
+	if err != nil {
+		return err
+	}
+	if s.net == nil {
+		return s.alone()
+	}
+	call, cancel := context.WithTimeout(ctx, helloTimeout)
+	defer cancel()
+	h, err := s.hello(call, raftAddress)
+	if err != nil {
+		return api.Invalid("raft_address", "expected node %s at %s, which does not answer (%v): start it first, with an empty data directory and with --peers naming this cluster's nodes", id, raftAddress, err)
+	}
+	mine := s.identity()
+	switch {
+	case h.GetNode().GetNodeId() != id:
+		return api.Invalid("id", "expected node %s at %s, found node %s", id, raftAddress, h.GetNode().GetNodeId())
+	case clientAddress != "" && h.GetNode().GetClientAddress() != clientAddress:
+		return api.Invalid("client_address", "node %s says that clients reach it at %s (--advertise), not at %s", id, h.GetNode().GetClientAddress(), clientAddress)
+	case h.GetState() == peerpb.State_STATE_MEMBER && h.GetClusterId() != mine.ClusterID:
+		return api.Invalid("raft_address", "node %s at %s holds data of cluster %s, this is cluster %s: empty its data directory first, if that data is not needed", id, raftAddress, h.GetClusterId(), mine.ClusterID)
+	}
+	sid := serverID(id, h.GetNode().GetGeneration())
+	same := named(g.members(), id)
+	for _, m := range same {
+		if m.ID == sid && m.raftAddress == raftAddress {
+			return nil
+		}
+		if m.ID != sid && s.answers(ctx, m) {
+			return api.Invalid("id", "a living node at %s has the name %s already", m.raftAddress, id)
+		}
+	}
+	if len(same) == 0 && h.GetState() == peerpb.State_STATE_MEMBER {
+		return api.Invalid("raft_address", "node %s at %s was removed from this cluster: empty its data directory and start it again, then add it", id, raftAddress)
+	}
+	return s.change(g.raft.AddNonvoter(sid, peer.Address(sid, raftAddress), 0, changeTimeout))
+}
+
+func (s *Shard) alone() error {
+	return api.Invalid("id", "this node was started without --peers and has no port for other nodes: restart it with --peers %s=HOST:PORT, its own raft address, then add nodes", s.opts.NodeID)
+}
+
+// change waits until a change of the configuration is committed.
+func (s *Shard) change(f raft.IndexFuture) error {
+	switch err := f.Error(); {
+	case err == nil:
+		return nil
+	case errors.Is(err, raft.ErrNotLeader), errors.Is(err, raft.ErrEnqueueTimeout), errors.Is(err, raft.ErrLeadershipTransferInProgress):
+		return s.notLeader(fmt.Sprintf("the members were not changed (%v)", err))
+	default:
+		return api.Errorf(pb.ErrorCode_ERROR_CODE_WRITE_OUTCOME_UNKNOWN, "the change of the members may or may not happen (%v): look at the status and ask again", err)
+	}
+}
+
+// find returns the newest server of a node.
+func (s *Shard) find(g *raftGroup, id string) (server, error) {
+	same := named(g.members(), id)
+	if len(same) == 0 {
+		return server{}, api.Invalid("id", "expected a node of this cluster, found %q; see the status for their ids", id)
+	}
+	return same[len(same)-1], nil
+}
+
+// PromoteNode makes a non-voter a voter once it has caught up, for which it waits until ctx
+// ends. Errors: 2011, 2015, 2016, 2014, and DEADLINE_EXCEEDED with how far the node is.
+func (s *Shard) PromoteNode(ctx context.Context, id string) error {
+	g, t, err := s.leadingGroup()
+	if err != nil {
+		return err
+	}
+	m, err := s.find(g, id)
+	if err != nil || m.Suffrage == raft.Voter {
+		return err
+	}
+	for {
+		behind, err := s.lag(ctx, g, m)
+		if err == nil && behind <= caughtUp {
+			break
+		}
+		select {
+		case <-ctx.Done():
+			if err == nil {
+				err = fmt.Errorf("it is %d entries behind", behind)
+			}
+			return status.Errorf(codes.DeadlineExceeded, "node %s has not caught up and stays a non-voter: %v; ask again later", id, err)
+		case <-t.done:
+			return s.notLeader("leadership was lost before the node had caught up")
+		case <-time.After(caughtUpEvery):
+		}
+	}
+	return s.change(g.raft.AddVoter(m.ID, m.Address, 0, changeTimeout))
+}
+
+// lag asks a node how many entries it is behind this leader's commit index.
+func (s *Shard) lag(ctx context.Context, g *raftGroup, m server) (uint64, error) {
+	commit := g.raft.CommitIndex()
+	ctx, cancel := context.WithTimeout(ctx, helloTimeout)
+	defer cancel()
+	st, err := s.clientOf(m.Server).GetNodeStatus(ctx, &peerpb.GetNodeStatusRequest{})
+	if err != nil {
+		return 0, errors.New(status.Convert(err).Message())
+	}
+	if st.GetCommitIndex() >= commit {
+		return 0, nil
+	}
+	return commit - st.GetCommitIndex(), nil
+}
+
+// RemoveNode takes a node out of the cluster. A leader that is asked to remove itself hands
+// leadership over and answers 2011. Errors: 2011, 2015, 2016, 2014.
+func (s *Shard) RemoveNode(ctx context.Context, id string) error {
+	g, _, err := s.leadingGroup()
+	if err != nil {
+		return err
+	}
+	if _, err := s.find(g, id); err != nil {
+		return err
+	}
+	members := g.members()
+	left, alive := 0, 0
+	for _, m := range members {
+		if m.Suffrage == raft.Voter && m.nodeID != id {
+			left++
+			if s.answers(ctx, m) {
+				alive++
+			}
+		}
+	}
+	if alive <= left/2 {
+		return api.Invalid("id", "without node %s the cluster has %d voters, of which %d answer: expected a majority; bring the others back, or promote another node, first", id, left, alive)
+	}
+	if id == s.opts.NodeID {
+		if _, err := s.TransferLeadership(ctx, ""); err != nil {
+			return err
+		}
+		return s.notLeader("leadership was handed over, so that this node can be removed")
+	}
+	for _, m := range named(members, id) {
+		if err := s.change(g.raft.RemoveServer(m.ID, 0, changeTimeout)); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// TransferLeadership hands leadership to a voter, to the most caught-up one if to is empty,
+// and returns its id once it leads. Errors: 2011, 2015, 2016; ABORTED if it failed, and this
+// node goes on leading.
+func (s *Shard) TransferLeadership(ctx context.Context, to string) (string, error) {
+	g, t, err := s.leadingGroup()
+	if err != nil {
+		return "", err
+	}
+	var f raft.Future
+	if to == "" {
+		f = g.raft.LeadershipTransfer()
+	} else {
+		m, err := s.find(g, to)
+		switch {
+		case err != nil:
+			return "", err
+		case m.Suffrage != raft.Voter:
+			return "", api.Invalid("to_id", "node %s is not a voter: promote it first", to)
+		case to == s.opts.NodeID:
+			return to, nil
+		}
+		f = g.raft.LeadershipTransferToServer(m.ID, m.Address)
+	}
+	if err := f.Error(); err != nil {
+		return "", status.Errorf(codes.Aborted, "leadership was not handed over (%v); this node goes on leading unless it lost leadership meanwhile", err)
+	}
+	select {
+	case <-t.done:
+	case <-ctx.Done():
+		return "", status.FromContextError(ctx.Err()).Err()
+	}
+	return s.awaitLeader(ctx, g)
+}
+
+// awaitLeader waits until this node knows a leader.
+func (s *Shard) awaitLeader(ctx context.Context, g *raftGroup) (string, error) {
+	ticker := time.NewTicker(10 * time.Millisecond)
+	defer ticker.Stop()
+	for {
+		if id := g.leader(); id != "" {
+			return peer.NodeID(id), nil
+		}
+		select {
+		case <-ticker.C:
+		case <-g.done:
+			return "", s.notLeader("this node is stopping")
+		case <-ctx.Done():
+			return "", status.FromContextError(ctx.Err()).Err()
+		}
+	}
+}

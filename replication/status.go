@@ -1,0 +1,71 @@
+package replication
+
+import (
+	"github.com/hashicorp/raft"
+
+	"github.com/tidemark-db/tidemark/replication/peer"
+)
+
+// Status is a moment of the shard.
+type Status struct {
+	NodeID, Generation, ClusterID, Timeline string
+	// Waiting says what a node that is not a member of a cluster yet waits for; "" = it is.
+	Waiting string
+	// Role is leader, follower, candidate, shutdown, or joining while Waiting is set.
+	Role                      string
+	Term                      uint64
+	AppliedIndex, CommitIndex uint64
+	LastPosition              uint64
+	LeaderID, LeaderAddress   string
+	Ready                     bool
+	InFlightRequests          int
+	InFlightBytes             int64
+	TailBytes, FreeDiskBytes  int64
+	OverlayAggregates         int
+}
+
+// Status says where the shard is.
+func (s *Shard) Status() Status {
+	id := s.identity()
+	st := Status{
+		NodeID: s.opts.NodeID, Generation: id.Generation, ClusterID: id.ClusterID, Timeline: id.Timeline,
+		Role: "joining", TailBytes: s.tail.SizeBytes(), FreeDiskBytes: s.disk.free.Load(),
+	}
+	if g := s.raftGroup(); g != nil {
+		s.raftStatus(&st, g.raft)
+	}
+
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	st.Waiting = s.waiting
+	a := s.view.Applied()
+	st.AppliedIndex, st.LastPosition = a.Index, a.Position
+	if t := s.tenure; t != nil {
+		st.Ready = t.ready && !s.stopping
+		st.InFlightBytes = t.bytes
+		st.OverlayAggregates = len(t.overlay.aggregates)
+		st.InFlightRequests = len(t.queue)
+		for _, g := range t.proposed {
+			st.InFlightRequests += len(g.requests)
+		}
+	}
+	return st
+}
+
+// raftStatus fills in what raft knows.
+func (s *Shard) raftStatus(st *Status, r *raft.Raft) {
+	st.Term, st.CommitIndex = r.CurrentTerm(), r.CommitIndex()
+	switch r.State() {
+	case raft.Leader:
+		st.Role = "leader"
+	case raft.Follower:
+		st.Role = "follower"
+	case raft.Candidate:
+		st.Role = "candidate"
+	default:
+		st.Role = "shutdown"
+	}
+	_, id := r.LeaderWithID()
+	st.LeaderID = peer.NodeID(id)
+	st.LeaderAddress = s.clientAddress(st.LeaderID)
+}

@@ -1,0 +1,167 @@
+package replication
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/hashicorp/raft"
+	"go.uber.org/zap"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	peerpb "github.com/tidemark-db/tidemark/api/tidemark/peer/v1"
+	"github.com/tidemark-db/tidemark/replication/peer"
+)
+
+// tendEvery is how often a member looks whether it, or the cluster's configuration, is as it
+// should be.
+const tendEvery = 500 * time.Millisecond
+
+// tendMembers runs on every member until the shard stops. A leader completes replacements
+// of lost directories that it or an earlier leader began. Everyone else makes sure that it
+// is a member still, at the address that it has now.
+func (s *Shard) tendMembers() {
+	defer s.wg.Done()
+	ctx, cancel := s.untilStopped()
+	defer cancel()
+	ticker := time.NewTicker(tendEvery)
+	defer ticker.Stop()
+	var alone time.Time // since when no leader is known
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-ticker.C:
+		}
+		g := s.raftGroup()
+		if g.raft.State() == raft.Leader {
+			alone = time.Time{}
+			s.tendAsLeader(ctx, g)
+			continue
+		}
+		if g.leader() != "" {
+			alone = time.Time{}
+		} else if alone.IsZero() {
+			alone = time.Now()
+		}
+		if s.listed(g) && (alone.IsZero() || time.Since(alone) < 4*s.opts.ElectionTimeout) {
+			continue
+		}
+		if err := s.stillMember(ctx, g); err != nil {
+			s.fatal(err)
+			return
+		}
+	}
+}
+
+// listed says whether this node's configuration has it, at its address.
+func (s *Shard) listed(g *raftGroup) bool {
+	id := s.identity()
+	for _, m := range g.servers() {
+		if m.ID == id.serverID() {
+			return m.Address == s.address(id)
+		}
+	}
+	return false
+}
+
+// ErrRemoved is delivered by Fatal when the cluster has removed this node: the process must
+// end.
+var ErrRemoved = errors.New("this node was removed from its cluster")
+
+// stillMember asks whoever may lead whether this node is a member, and has its address
+// brought up to date. Only a leader that has proved that it speaks for the cluster can say
+// that it is not; nobody's silence can.
+func (s *Shard) stillMember(ctx context.Context, g *raftGroup) error {
+	id := s.identity()
+	asked := map[string]bool{s.opts.RaftAddress: true}
+	ask := func(address string) error {
+		if address == "" || asked[address] {
+			return nil
+		}
+		asked[address] = true
+		call, cancel := context.WithTimeout(ctx, helloTimeout)
+		defer cancel()
+		h, err := s.hello(call, address)
+		if err != nil || h.GetClusterId() != id.ClusterID || h.GetLeaderRaftAddress() == "" {
+			return nil
+		}
+		joining, cancelJoining := context.WithTimeout(ctx, changeTimeout)
+		defer cancelJoining()
+		_, err = s.askJoin(joining, id, h.GetLeaderRaftAddress())
+		if status.Code(err) == codes.NotFound {
+			return fmt.Errorf("%w: %s", ErrRemoved, status.Convert(err).Message())
+		}
+		if err != nil {
+			s.log.Warn("the leader does not take this node for a member at its address", zap.Error(err))
+		}
+		return nil
+	}
+	for _, m := range g.members() {
+		if err := ask(m.raftAddress); err != nil {
+			return err
+		}
+	}
+	for _, p := range s.opts.Peers {
+		if err := ask(p.Address); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// tendAsLeader brings this node's own address up to date, and completes replacements: of
+// two servers of one node, the first one's directory is lost. The second becomes a voter, if
+// the first was one, as soon as it has caught up; then the first is removed. Each step is in
+// the log, so that the next leader goes on from it.
+func (s *Shard) tendAsLeader(ctx context.Context, g *raftGroup) {
+	id := s.identity()
+	members := g.members()
+	for _, m := range members {
+		if m.ID == id.serverID() && m.Address != s.address(id) && m.Suffrage == raft.Voter {
+			s.tended("this node's address", g.raft.AddVoter(m.ID, s.address(id), 0, changeTimeout))
+			return
+		}
+		same := named(members, m.nodeID)
+		if len(same) < 2 || m.ID != same[0].ID {
+			continue
+		}
+		lost, next := same[0], same[len(same)-1]
+		switch {
+		case lost.Suffrage == raft.Voter && next.Suffrage != raft.Voter:
+			if behind, err := s.lag(ctx, g, next); err == nil && behind <= caughtUp {
+				s.tended("the promotion of "+string(next.ID), g.raft.AddVoter(next.ID, next.Address, 0, changeTimeout))
+			}
+		default:
+			s.tended("the removal of "+string(lost.ID)+", whose directory is lost", g.raft.RemoveServer(lost.ID, 0, changeTimeout))
+		}
+	}
+}
+
+func (s *Shard) tended(what string, f raft.IndexFuture) {
+	if err := f.Error(); err != nil {
+		s.log.Warn("a change of the members failed; it is tried again", zap.String("change", what), zap.Error(err))
+		return
+	}
+	s.log.Info("the members changed", zap.String("change", what))
+}
+
+// clusterPeers are the other members' servers, for questions that go to all of them.
+func (s *Shard) clusterPeers(g *raftGroup) []server {
+	var out []server
+	self := s.identity().serverID()
+	for _, m := range g.members() {
+		if m.ID != self {
+			out = append(out, m)
+		}
+	}
+	return out
+}
+
+// clientOf calls the very server that is meant, not whoever is at its address now.
+func (s *Shard) clientOf(m raft.Server) peerpb.PeerServiceClient {
+	_, address := peer.SplitAddress(m.Address)
+	return s.net.ClientOf(m.ID, address)
+}
