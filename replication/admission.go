@@ -63,16 +63,29 @@ func (s *Shard) append(ctx context.Context, p *pending) (results []writeResult, 
 			}
 			continue
 		}
-		select {
-		case <-p.done:
-		case <-ctx.Done():
-			select {
-			case <-p.done:
-			default:
-				return nil, false, ambiguous(ctx)
-			}
+		if !s.wait(ctx, p.done, nil) {
+			return nil, false, ambiguous(ctx)
 		}
 		return s.answer(ctx, p, a.tenure)
+	}
+}
+
+// wait returns true once done is closed, false if the call or its patience ends first.
+func (s *Shard) wait(ctx context.Context, done <-chan struct{}, patience <-chan time.Time) bool {
+	if s.park != nil {
+		return s.park(ctx, done)
+	}
+	select {
+	case <-done:
+		return true
+	case <-patience:
+	case <-ctx.Done():
+	}
+	select {
+	case <-done:
+		return true
+	default:
+		return false
 	}
 }
 
@@ -266,11 +279,7 @@ func (s *Shard) answerRefusal(ctx context.Context, p *pending, a admitted, patie
 		*patience = time.After(confirmWait)
 	}
 	same := a.refused.same
-	select {
-	case <-same.done:
-	case <-*patience:
-		return nil, false, ref.stillInFlight()
-	case <-ctx.Done():
+	if !s.wait(ctx, same.done, *patience) {
 		return nil, false, ref.stillInFlight()
 	}
 	switch o := &same.outcome; o.kind {

@@ -33,20 +33,28 @@ func (s *Shard) watchLeadership(g *raftGroup) {
 // beginTenure starts a tenure that admits nothing yet, and has it made ready by a goroutine
 // that ends with the tenure or the shard.
 func (s *Shard) beginTenure(g group) {
-	t := newTenure(g.term(), g)
-	s.mu.Lock()
-	if s.stopping {
-		s.mu.Unlock()
+	t := s.openTenure(g)
+	if t == nil {
 		return
 	}
-	s.tenure = t
-	s.leadershipChanged()
-	s.mu.Unlock()
 	s.wg.Add(1)
 	go func() {
 		defer s.wg.Done()
 		s.makeReady(t)
 	}()
+}
+
+// openTenure starts a tenure in the group's term; nil if the shard is stopping.
+func (s *Shard) openTenure(g group) *tenure {
+	t := newTenure(g.term(), g)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.stopping {
+		return nil
+	}
+	s.tenure = t
+	s.leadershipChanged()
+	return t
 }
 
 // makeReady waits until everything inherited is applied, and admits only if the term is

@@ -55,6 +55,9 @@ type Shard struct {
 	// mismatches counts the times that nodes were found to hold different data.
 	mismatches atomic.Uint64
 
+	// park, if not nil, stands in for the waiting of calls: the simulation steers it.
+	park func(ctx context.Context, done <-chan struct{}) bool
+
 	// Used by Apply's goroutine alone.
 	proc     *processor
 	results  []entryResult

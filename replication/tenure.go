@@ -148,15 +148,7 @@ func (s *Shard) batch(t *tenure) {
 // next waits until something is queued; nil when the tenure has ended.
 func (s *Shard) next(t *tenure) *proposal {
 	for {
-		s.mu.Lock()
-		var g *proposal
-		if s.tenure == t {
-			if g = t.take(s.lastTicket + 1); g != nil {
-				s.lastTicket++
-			}
-		}
-		s.mu.Unlock()
-		if g != nil {
+		if g := s.takeNext(t); g != nil {
 			return g
 		}
 		select {
@@ -165,6 +157,20 @@ func (s *Shard) next(t *tenure) *proposal {
 			return nil
 		}
 	}
+}
+
+// takeNext is next without waiting.
+func (s *Shard) takeNext(t *tenure) *proposal {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.tenure != t {
+		return nil
+	}
+	g := t.take(s.lastTicket + 1)
+	if g != nil {
+		s.lastTicket++
+	}
+	return g
 }
 
 // resolved handles raft's answer to a proposal. On success there is nothing to do: Apply
