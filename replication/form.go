@@ -326,11 +326,26 @@ func (s *Shard) become(from, next *identity) error {
 		return nil
 	}
 	next.Format, next.NodeID, next.Generation = identityFormat, from.NodeID, from.Generation
-	if err := next.write(s.opts.Dir); err != nil {
-		s.fatal(fmt.Errorf("write %s: %w", s.path(identityFile), err))
+	err := s.formingStep(string(next.State))
+	if err == nil {
+		err = next.write(s.opts.Dir)
+	}
+	if err == nil {
+		err = s.formingStep(string(next.State) + " written")
+	}
+	if err != nil {
+		err = fmt.Errorf("write %s: %w", s.path(identityFile), err)
+		s.fatal(err)
 		return err
 	}
 	s.ident.Store(next)
+	return nil
+}
+
+func (s *Shard) formingStep(name string) error {
+	if hook := s.opts.Hooks.Forming; hook != nil {
+		return hook(name)
+	}
 	return nil
 }
 

@@ -138,7 +138,10 @@ func (s *Shard) bootstrap(id *identity) error {
 			Suffrage: raft.Voter, ID: f.serverID(), Address: peer.Address(f.serverID(), f.RaftAddress),
 		})
 	}
-	return s.tail.StoreLog(&raft.Log{Index: 1, Term: 1, Type: raft.LogConfiguration, Data: raft.EncodeConfiguration(conf)})
+	if err := s.tail.StoreLog(&raft.Log{Index: 1, Term: 1, Type: raft.LogConfiguration, Data: raft.EncodeConfiguration(conf)}); err != nil {
+		return err
+	}
+	return s.formingStep("bootstrapped")
 }
 
 // address is this node's in raft's configuration.

@@ -70,6 +70,10 @@ type Hooks struct {
 	// BeforePropose runs in the batcher before it hands an entry to raft; while it blocks,
 	// everything admitted stays in flight.
 	BeforePropose func()
+	// Forming runs at each step of coming into a cluster; an error ends the node there, as a
+	// crash would. Steps: founding, member (about to be written), founding written, member
+	// written, bootstrapped.
+	Forming func(step string) error
 	// Propose, if set, stands between the batcher and raft: it runs in the batcher, may call
 	// next, which hands the entry to raft, and returns what waits for the entry's fate,
 	// next's own answer or another.

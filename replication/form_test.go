@@ -1,0 +1,227 @@
+package replication
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"slices"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/tidemark-db/tidemark/api"
+	pb "github.com/tidemark-db/tidemark/api/tidemark/v1"
+)
+
+var errKilled = errors.New("killed by the test")
+
+// steps are the points at which a node is killed on its way into a new cluster.
+var formingSteps = []string{"founding", "founding written", "member", "member written", "bootstrapped"}
+
+// killAt has a node killed the first time that it comes to a step.
+func (c *cluster) killAt(id, step string) (killed *atomic.Bool) {
+	killed = new(atomic.Bool)
+	c.nodes[id].opts.Hooks.Forming = func(s string) error {
+		if s == step && killed.CompareAndSwap(false, true) {
+			return errKilled
+		}
+		return nil
+	}
+	return killed
+}
+
+// restartKilled waits until a node has met its end, and starts it again.
+func (c *cluster) restartKilled(id string) {
+	c.t.Helper()
+	select {
+	case err := <-c.nodes[id].Fatal():
+		if !errors.Is(err, errKilled) {
+			c.t.Fatalf("%s ended with %v", id, err)
+		}
+	case <-time.After(20 * time.Second):
+		c.t.Fatalf("%s never came to the step", id)
+	}
+	c.kill(id)
+	c.start(id)
+}
+
+func TestClusterFormsWhicheverMemberIsKilledAtWhicheverStep(t *testing.T) {
+	for _, id := range []string{"n1", "n3"} {
+		for _, step := range formingSteps {
+			t.Run(id+" "+step, func(t *testing.T) {
+				t.Parallel()
+				c := newCluster(t, 3)
+				c.killAt(id, step)
+				c.start("n1", "n2", "n3")
+				c.restartKilled(id)
+				c.formed()
+			})
+		}
+	}
+}
+
+func TestClusterFormsWhenAllMembersAreKilledAtAStep(t *testing.T) {
+	for _, step := range formingSteps {
+		t.Run(step, func(t *testing.T) {
+			t.Parallel()
+			c := newCluster(t, 3)
+			ids := []string{"n1", "n2", "n3"}
+			for _, id := range ids {
+				c.killAt(id, step)
+			}
+			c.start(ids...)
+			// The founder comes to every step, and the others as far as it brings them.
+			c.restartKilled("n1")
+			for _, id := range ids[1:] {
+				c.until(id+" to be a member or dead", func() bool {
+					return c.nodes[id].failed() || c.nodes[id].identity().State == stateMember && c.nodes[id].raftGroup() != nil
+				})
+				if c.nodes[id].failed() {
+					c.restartKilled(id)
+				}
+			}
+			c.formed()
+		})
+	}
+}
+
+// formed checks that all nodes are voters of one cluster that takes writes, each under the
+// generation of its directory.
+func (c *cluster) formed() {
+	c.t.Helper()
+	c.write("1", 1)
+	c.converged()
+	want := *c.leader().identity()
+	var servers []string
+	for _, m := range c.leader().raftGroup().members() {
+		servers = append(servers, fmt.Sprint(m.ID, " ", m.Suffrage))
+	}
+	for id, n := range c.nodes {
+		got := *n.identity()
+		if got.ClusterID != want.ClusterID || got.Timeline != want.Timeline {
+			c.t.Errorf("%s is of cluster %s, the leader of %s", id, got.ClusterID, want.ClusterID)
+		}
+		if s := fmt.Sprint(got.serverID(), " Voter"); !slices.Contains(servers, s) {
+			c.t.Errorf("%s is not among %v", s, servers)
+		}
+	}
+	if len(servers) != len(c.nodes) {
+		c.t.Errorf("members %v of %d nodes", servers, len(c.nodes))
+	}
+}
+
+func TestNobodyServesBeforeAllInitialPeersAreReached(t *testing.T) {
+	c := newCluster(t, 3)
+	c.start("n1", "n2")
+	c.until("n1 to say what it waits for", func() bool { return strings.Contains(c.nodes["n1"].Status().Waiting, "n3 at ") })
+	_, err := c.nodes["n1"].Append(context.Background(), appendOf("a", "1", seqs(1)))
+	if e, ok := api.FromStatus(err); !ok || e.Code != pb.ErrorCode_ERROR_CODE_NOT_LEADER {
+		t.Fatalf("a node of an unformed cluster answered %v", err)
+	}
+	c.start("n3")
+	c.formed()
+}
+
+func TestDirectoryLostWhileFormingDoesNotWedgeTheOthers(t *testing.T) {
+	for _, id := range []string{"n1", "n2"} {
+		for _, step := range []string{"founding written", "member", "member written", "bootstrapped"} {
+			t.Run(id+" "+step, func(t *testing.T) {
+				t.Parallel()
+				c := newCluster(t, 3)
+				c.killAt(id, step)
+				c.start("n1", "n2", "n3")
+				<-c.nodes[id].Fatal()
+				c.kill(id)
+				c.wipe(id)
+				c.start(id)
+				c.until("all to be voters", func() bool {
+					g := c.leader().raftGroup()
+					voters := 0
+					for _, m := range g.members() {
+						if m.Suffrage.String() == "Voter" && m.ID == c.nodes[m.nodeID].identity().serverID() {
+							voters++
+						}
+					}
+					return voters == 3 && len(g.members()) == 3
+				})
+				c.formed()
+			})
+		}
+	}
+}
+
+// A wiped voter that voted with its lost memory could help a node that lags to become the
+// leader, and with that undo what it had helped to commit itself.
+func TestWipedVoterCannotUncommit(t *testing.T) {
+	c := newCluster(t, 3)
+	c.start("n1", "n2", "n3")
+	c.write("1", 1)
+	c.converged()
+	first := c.leader().opts.NodeID
+	others := c.followers()
+	lags, wiped := others[0], others[1]
+	c.kill(lags)
+	c.write("1", 2) // on first and wiped
+	c.kill(first, wiped)
+	c.wipe(wiped)
+	c.start(lags, wiped)
+	// Nothing may be served: only the dead one has the write for certain.
+	c.until("the wiped node to look for a leader", func() bool { return strings.Contains(c.nodes[wiped].Status().Waiting, "leader") })
+	deadline := time.After(2 * time.Second)
+	for done := false; !done; {
+		select {
+		case <-deadline:
+			done = true
+		case <-time.After(10 * time.Millisecond):
+		}
+		for _, id := range []string{lags, wiped} {
+			if ready, _ := c.nodes[id].Leading(); ready {
+				t.Fatalf("%s leads, without the write that was acknowledged", id)
+			}
+		}
+	}
+	c.start(first)
+	c.until("the wiped node to be a voter again", func() bool {
+		members := c.leader().raftGroup().members()
+		return len(members) == 3 && slices.ContainsFunc(members, func(m server) bool {
+			return m.ID == c.nodes[wiped].identity().serverID() && m.Suffrage.String() == "Voter"
+		})
+	})
+	_, err := c.leader().Append(context.Background(), appendOf("a", "1", seqs(2)))
+	wantCode(t, err, pb.ErrorCode_ERROR_CODE_CLIENT_IDEMPOTENCY_VIOLATION)
+	c.converged()
+}
+
+func TestNodesOfTwoClustersAreKeptApart(t *testing.T) {
+	c := newCluster(t, 3)
+	c.start("n1", "n2", "n3")
+	c.formed()
+	other := newCluster(t, 1)
+	other.start("n1")
+	other.formed()
+	// The other cluster's node takes the place of n3.
+	c.kill("n3")
+	address := c.nodes["n3"].opts.RaftAddress
+	other.kill("n1")
+	o := &other.nodes["n1"].opts
+	l, err := net.Listen("tcp", address)
+	if err != nil {
+		t.Fatal(err)
+	}
+	o.Listener, o.RaftAddress = l, address
+	o.Peers = []Peer{{"n1", address}}
+	other.start("n1")
+	other.formed()
+	leader := c.leader()
+	c.until("the leader to be told", func() bool {
+		for _, e := range leader.logs.All() {
+			if strings.Contains(fmt.Sprint(e.Message, e.ContextMap()), other.nodes["n1"].identity().ClusterID) {
+				return true
+			}
+		}
+		return false
+	})
+	c.write("1", 2)
+}
