@@ -54,7 +54,7 @@ func (c *cluster) options(id string) Options {
 	c.nodes[id] = &clusterNode{opts: o}
 	c.t.Cleanup(func() {
 		_ = l.Close()
-		if n := c.nodes[id]; n.Shard != nil {
+		if n := c.nodes[id]; n != nil && n.Shard != nil {
 			_ = n.Abandon()
 		}
 	})

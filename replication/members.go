@@ -222,7 +222,8 @@ func (s *Shard) PromoteNode(ctx context.Context, id string) error {
 	return s.change(g.raft.AddVoter(m.ID, m.Address, 0, changeTimeout))
 }
 
-// lag asks a node how many entries it is behind this leader's commit index.
+// lag asks a node how many entries it is behind this leader's commit index. It is an error
+// if the node does not follow this leader: as a voter it would be missing at once.
 func (s *Shard) lag(ctx context.Context, g *raftGroup, m server) (uint64, error) {
 	commit := g.raft.CommitIndex()
 	ctx, cancel := context.WithTimeout(ctx, helloTimeout)
@@ -231,7 +232,10 @@ func (s *Shard) lag(ctx context.Context, g *raftGroup, m server) (uint64, error)
 	if err != nil {
 		return 0, errors.New(status.Convert(err).Message())
 	}
-	if st.GetCommitIndex() >= commit {
+	switch {
+	case st.GetHello().GetLeaderId() != s.opts.NodeID || st.GetHello().GetTerm() != g.term():
+		return 0, errors.New("it does not follow this leader yet")
+	case st.GetCommitIndex() >= commit:
 		return 0, nil
 	}
 	return commit - st.GetCommitIndex(), nil
