@@ -98,6 +98,7 @@ type plug struct {
 	mu      sync.Mutex
 	next    int // operations until the next loss
 	every   int // at most so many operations apart
+	most    int // losses in all; 0 = any number
 	durable uint64
 	began   uint64
 	crashes []*crash
@@ -107,7 +108,7 @@ type plug struct {
 func (p *plug) pull(op errorfs.Op) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if p.next--; p.next > 0 {
+	if p.next--; p.next > 0 || p.most > 0 && len(p.crashes) == p.most {
 		return
 	}
 	p.next = 1 + p.rng.IntN(p.every)
@@ -174,9 +175,13 @@ func (p *plug) flush(t *testing.T, s *Store) {
 }
 
 // TestPowerLossInBlobRewrite: blob files are rewritten once enough of what they hold is
-// referred to no more, and no loss in the middle of that loses what still is.
+// referred to no more, and no loss in the middle of that, or while what it has replaced is
+// removed, loses what still is.
+//
+// The plug is only pulled then. A rewrite waits until nothing else is to be compacted, which on
+// a busy machine takes hundreds of rounds: losses all along made this test as slow as that.
 func TestPowerLossInBlobRewrite(t *testing.T) {
-	p := &plug{disk: vfs.NewCrashableMem(), w: newWorkload(11), rng: rand.New(rand.NewPCG(11, 2)), every: 120}
+	p := &plug{disk: vfs.NewCrashableMem(), w: newWorkload(11), rng: rand.New(rand.NewPCG(11, 2)), next: math.MaxInt, most: 100}
 	rewritten := make(chan struct{}, 1)
 	o := crashOptions(p.fs())
 	o.tune = func(po *pebble.Options) {
@@ -186,30 +191,29 @@ func TestPowerLossInBlobRewrite(t *testing.T) {
 		policy.MaxBlobReferenceDepth = math.MaxInt32
 		policy.TargetGarbageRatio = 0.001
 		po.Experimental.ValueSeparationPolicy = func() pebble.ValueSeparationPolicy { return policy }
-		po.AddEventListener(pebble.EventListener{BlobFileRewriteEnd: func(info pebble.BlobFileRewriteInfo) {
-			if info.Err != nil {
-				t.Error(info.Err)
-			}
-			select {
-			case rewritten <- struct{}{}:
-			default:
-			}
-		}})
+		po.AddEventListener(pebble.EventListener{
+			BlobFileRewriteBegin: func(pebble.BlobFileRewriteInfo) { p.set(1, 25) },
+			BlobFileRewriteEnd: func(info pebble.BlobFileRewriteInfo) {
+				if info.Err != nil {
+					t.Error(info.Err)
+				}
+				select {
+				case rewritten <- struct{}{}:
+				default:
+				}
+			},
+		})
 	}
 	s := open(t, o)
 	for range 40 {
 		p.commit(t, s)
 	}
 	p.flush(t, s)
-	p.mu.Lock()
-	p.next, p.every = 1, 40
-	p.mu.Unlock()
-	for n, rounds := 0, 0; n < 3; rounds++ {
-		if rounds == 200 {
+	for n, quiet, rounds := 0, 0, 0; n < 4; rounds++ {
+		if rounds == 2000 {
 			t.Fatalf("%d blob files were rewritten in %d rounds", n, rounds)
 		}
-		// Each time round, more of what the blob files hold is overwritten; rewrites of them wait
-		// until nothing else is to be compacted.
+		// Each time round, more of what the blob files hold is overwritten.
 		for range 4 {
 			p.commit(t, s)
 		}
@@ -220,14 +224,27 @@ func TestPowerLossInBlobRewrite(t *testing.T) {
 		select {
 		case <-rewritten:
 			n++
+			quiet = 0
 		default:
+			if quiet++; quiet == 2 {
+				p.set(math.MaxInt, 1)
+			}
 		}
 	}
-	p.mu.Lock()
-	p.next = math.MaxInt
-	crashes := p.crashes
-	p.mu.Unlock()
+	crashes := p.set(math.MaxInt, 1)
+	if len(crashes) < 20 {
+		t.Errorf("%d losses in four rewrites: they come at the wrong time", len(crashes))
+	}
 	for _, c := range crashes {
 		c.recover(t, p.w)
 	}
+}
+
+// set says when the plug is pulled next and how often from then on, and returns what was
+// recorded so far.
+func (p *plug) set(next, every int) []*crash {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.next, p.every = next, every
+	return p.crashes
 }
