@@ -163,7 +163,7 @@ func checkBlobs(db *pebble.DB, fs vfs.FS, dir string, present []string) error {
 		for _, name := range missing {
 			first = min(first, name)
 		}
-		return &damage{text: fmt.Sprintf("blob file %s and %d others are missing", fs.PathJoin(dir, first), len(missing)-1)}
+		return &damage{text: fmt.Sprintf("expected the blob file %s, found no such file; %d others are missing too", fs.PathJoin(dir, first), len(missing)-1)}
 	}
 	return nil
 }

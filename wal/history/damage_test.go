@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"iter"
 	"os"
-	"path/filepath"
 	"slices"
 	"strings"
 	"sync"
@@ -20,126 +19,6 @@ import (
 
 	"github.com/tidemark-db/tidemark/wal/record"
 )
-
-// template makes a closed store with tables and blob files and returns its files.
-func template(t *testing.T) (files map[string][]byte, w *workload) {
-	t.Helper()
-	dir := t.TempDir()
-	s, err := Open(Options{Dir: dir, MemTableBytes: MinMemTableBytes})
-	if err != nil {
-		t.Fatal(err)
-	}
-	w = newWorkload(1)
-	b := s.NewBatch()
-	for range 60 {
-		w.commit(t, s, b, 3)
-	}
-	if err := s.Close(); err != nil {
-		t.Fatal(err)
-	}
-	entries, err := os.ReadDir(dir)
-	if err != nil {
-		t.Fatal(err)
-	}
-	files = map[string][]byte{}
-	for _, e := range entries {
-		if files[e.Name()], err = os.ReadFile(filepath.Join(dir, e.Name())); err != nil {
-			t.Fatal(err)
-		}
-	}
-	return files, w
-}
-
-// TestDamage: whatever happens to a file, opening or reading says so, names it, and no state
-// but one that was committed is ever read.
-func TestDamage(t *testing.T) {
-	files, w := template(t)
-	kinds := map[string]string{
-		"MANIFEST": "MANIFEST-", "OPTIONS": "OPTIONS-", "table": ".sst", "blob file": ".blob",
-		"manifest marker": "marker.manifest", "format marker": "marker.format-version",
-	}
-	damages := map[string]func([]byte) []byte{
-		"removed": nil,
-		"cut":     func(b []byte) []byte { return b[:len(b)*9/10] },
-		"emptied": func([]byte) []byte { return nil },
-		"zeroed":  func(b []byte) []byte { clear(b[len(b)/2:]); return b },
-		"flipped": func(b []byte) []byte {
-			for i := 20; i < len(b); i += 50 {
-				b[i] ^= 0x10
-			}
-			return b
-		},
-	}
-	// Pebble needs nothing of what is in its options.
-	harmless := map[string]bool{"OPTIONS removed": true, "OPTIONS cut": true, "OPTIONS emptied": true}
-	// A MANIFEST that ends early looks like one whose last record a power loss took. If all tables
-	// of the state before that are still there, it is the state.
-	earlier := map[string]bool{"MANIFEST cut": true, "MANIFEST zeroed": true}
-	for kind, pattern := range kinds {
-		victim := ""
-		for name := range files {
-			if strings.HasPrefix(name, pattern) || strings.HasSuffix(name, pattern) {
-				victim = max(victim, name)
-			}
-		}
-		for how, damage := range damages {
-			if len(files[victim]) == 0 && damage != nil {
-				continue // markers are empty files
-			}
-			t.Run(kind+" "+how, func(t *testing.T) {
-				dir := t.TempDir()
-				for name, content := range files {
-					content := append([]byte(nil), content...)
-					if name == victim {
-						if damage == nil {
-							continue
-						}
-						content = damage(content)
-					}
-					if err := os.WriteFile(filepath.Join(dir, name), content, 0o600); err != nil {
-						t.Fatal(err)
-					}
-				}
-				applied, err := readAll(dir, w)
-				if err == nil && (harmless[kind+" "+how] && applied == w.applied || earlier[kind+" "+how] && applied != w.applied) {
-					return
-				}
-				if !errors.Is(err, record.ErrCorrupt) {
-					t.Fatalf("at %v, error is %v, want damage", applied, err)
-				}
-				text := err.Error()
-				named := strings.Contains(text, victim) || strings.Contains(text, strings.TrimLeft(strings.SplitN(victim, ".", 2)[0], "0"))
-				// Without the MANIFEST's end, what is missed are the tables that it speaks of; without
-				// a marker, it is Pebble that says it.
-				if kind == "MANIFEST" {
-					named = named || strings.Contains(text, "(type sstable)")
-				}
-				if kind == "manifest marker" {
-					named = strings.Contains(text, "marker.manifest")
-				}
-				if kind == "format marker" {
-					named = strings.Contains(text, dir)
-				}
-				if !named || !strings.Contains(text, "move history/ away") {
-					t.Errorf("the error neither names %s nor says what to do: %v", victim, err)
-				}
-			})
-		}
-	}
-}
-
-// readAll opens the store, compares all of it with the model, and returns what it is at.
-func readAll(dir string, w *workload) (Applied, error) {
-	s, err := Open(Options{Dir: dir, MemTableBytes: MinMemTableBytes, OnBackgroundError: func(error) {}})
-	if err != nil {
-		return Applied{}, err
-	}
-	v := s.View()
-	err = storageError("read", w.check(v))
-	v.Release()
-	// After damage, Close may fail as well.
-	return v.Applied(), errors.Join(err, s.Close())
-}
 
 // TestGapsAreDamage: versions of a life and positions are dense, so a gap is never skipped.
 func TestGapsAreDamage(t *testing.T) {

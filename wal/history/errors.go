@@ -3,6 +3,7 @@ package history
 import (
 	"errors"
 	"fmt"
+	"path/filepath"
 	"strings"
 
 	"github.com/cockroachdb/pebble/v2"
@@ -19,11 +20,12 @@ var ErrViewsHeld = errors.New("history: views are still held")
 
 // repair is what an operator can do about damaged files.
 const repair = "check the disk, stop the node, and move history/ away, that one directory of the data directory and nothing else: " +
-	"the next start rebuilds it from the newest snapshot and the log, or refuses to start if they do not reach back far enough; then restore from a backup"
+	"the next start rebuilds it from the newest snapshot and the log, or refuses to start if they do not reach back far enough; " +
+	"then, and if the same file is found damaged again, which the snapshot shares, restore from a backup"
 
 // storageError wraps an error of Pebble's: damage is marked with record.ErrCorrupt and names
-// the file if Pebble knows it.
-func storageError(doing string, err error) error {
+// the file, or the directory if it is not known which file it is.
+func (s *Store) storageError(doing string, err error) error {
 	if err == nil {
 		return nil
 	}
@@ -33,11 +35,25 @@ func storageError(doing string, err error) error {
 	if !pebble.IsCorruptionError(err) && !errors.Is(err, record.ErrCorrupt) {
 		return fmt.Errorf("history: %s: %w", doing, err)
 	}
-	where := ""
+	text := firstLine(err)
+	where := s.dir
 	if info := pebble.ExtractDataCorruptionInfo(err); info != nil {
-		where = " in " + info.Path
+		where = info.Path
+	} else if number := between(text, "pebble: file ", ": block "); number != "" {
+		// Pebble says of which table a block is, and of a blob file its number only.
+		where = filepath.Join(s.dir, number+blobExt)
 	}
-	return &damage{text: fmt.Sprintf("history: %s: damage%s: %s; %s", doing, where, firstLine(err), repair), cause: err}
+	return &damage{text: fmt.Sprintf("history: %s: damage in %s: %s; %s", doing, where, text, repair), cause: err}
+}
+
+// between is what stands between two parts of a text; empty if they are not in it.
+func between(text, before, after string) string {
+	if _, rest, ok := strings.Cut(text, before); ok {
+		if found, _, ok := strings.Cut(rest, after); ok {
+			return found
+		}
+	}
+	return ""
 }
 
 // damage is Pebble's corruption error under this package's sentinel. Its text leaves out the

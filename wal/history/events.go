@@ -47,7 +47,7 @@ func (s *Store) report(err error) {
 // without a pause, and the loader of table statistics does so for ever, so an error is only
 // passed on if it is not the one before once more.
 func (s *Store) background(err error) {
-	err = storageError("flush or compaction in "+s.dir, err)
+	err = s.storageError("flush or compaction in "+s.dir, err)
 	text := err.Error()
 	if last := s.lastBackground.Swap(&text); last != nil && *last == text {
 		return

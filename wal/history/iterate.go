@@ -38,7 +38,7 @@ func (v *View) scan(lower, upper []byte, body func(*pebble.Iterator) error) erro
 	defer v.Release()
 	it, err := v.snap.NewIter(&pebble.IterOptions{LowerBound: lower, UpperBound: upper})
 	if err != nil {
-		return storageError("read", err)
+		return v.s.storageError("read", err)
 	}
 	err = body(it)
 	// The iterator's error is the cause of what body may have made of a value missing.
@@ -48,7 +48,7 @@ func (v *View) scan(lower, upper []byte, body func(*pebble.Iterator) error) erro
 	if closeErr := it.Close(); err == nil {
 		err = closeErr
 	}
-	return storageError(fmt.Sprintf("read from %q", lower), err)
+	return v.s.storageError(fmt.Sprintf("read from %q", lower), err)
 }
 
 // errStop ends a scan whose consumer has left the loop.
@@ -276,7 +276,7 @@ func (v *View) Batches(k record.Key, incarnation uint32, from, to uint64, backwa
 	upper := append(appendBatchKey(nil, k, incarnation, to), 0)
 	it, err := v.snap.NewIter(&pebble.IterOptions{LowerBound: lower, UpperBound: upper})
 	if err != nil {
-		b.err = storageError("read batches of "+k.String(), err)
+		b.err = v.s.storageError("read batches of "+k.String(), err)
 		return b
 	}
 	b.it = it
@@ -329,7 +329,7 @@ func (b *Batches) Next() bool {
 
 func (b *Batches) fail(err error) {
 	if err != nil {
-		b.value, b.err = nil, storageError("read batches", err)
+		b.value, b.err = nil, b.v.s.storageError("read batches", err)
 	}
 }
 

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"slices"
 	"strings"
 	"syscall"
 
@@ -19,8 +20,8 @@ import (
 // crash, has to be applied again from the raft log.
 //
 // Damage found while opening is an error that names the file and matches record.ErrCorrupt.
-// Tables are not read through: damage inside one is found by the read or the compaction that
-// comes across it.
+// Tables and blob files are not read through: damage inside one is found by the read or the
+// compaction that comes across it.
 func Open(o Options) (*Store, error) {
 	if err := o.validate(); err != nil {
 		return nil, err
@@ -54,7 +55,7 @@ func Open(o Options) (*Store, error) {
 	}
 	a, err := s.recoverApplied()
 	if err != nil {
-		return nil, errors.Join(storageError("open "+o.Dir, err), s.db.Close(), s.lock.Close())
+		return nil, errors.Join(s.storageError("open "+o.Dir, err), s.db.Close(), s.lock.Close())
 	}
 	s.applied.Store(&a)
 	s.snapshots.start()
@@ -67,55 +68,66 @@ func (s *Store) open(p *pebble.Options) error {
 	if err != nil {
 		return fmt.Errorf("history: list %s: %w", s.dir, err)
 	}
-	if err := checkMarker(p.FS, s.dir, names); err != nil {
-		return storageError("open "+s.dir, err)
+	if err := checkMarkers(p.FS, s.dir, names); err != nil {
+		return s.storageError("open "+s.dir, err)
 	}
 	if err := dropEmptyLogs(p.FS, s.dir, names); err != nil {
 		return err
 	}
+	m, err := checkManifest(p.FS, s.dir)
+	if err != nil {
+		return s.openError(p, names, m, err)
+	}
 	p.FS = blobFS{p.FS, s.stop}
 	if s.db, err = pebble.Open(s.dir, p); err != nil {
-		return openError(p, s.dir, names, err)
+		return s.openError(p, names, m, err)
+	}
+	if m.torn >= 0 {
+		s.log.Warn("history: the MANIFEST ends in the middle of a record, as a power loss leaves it; what it told of is applied again from the log",
+			zap.String("file", m.path), zap.Int64("offset", m.torn))
 	}
 	if err := checkBlobs(s.db, p.FS, s.dir, names); err != nil {
-		return errors.Join(storageError("open "+s.dir, err), s.db.Close())
+		return errors.Join(s.storageError("open "+s.dir, err), s.db.Close())
 	}
 	return nil
 }
 
-// checkMarker refuses a directory that holds a store but not the file that says which MANIFEST
-// is the current one: Pebble would take it for a new one and delete what is in it.
-func checkMarker(fs vfs.FS, dir string, names []string) error {
+// checkMarkers refuses a directory that holds a store but not the files that say which
+// MANIFEST is the current one and which format the files have: Pebble would take it for a new
+// one and delete what is in it, or for one that it did not finish creating.
+func checkMarkers(fs vfs.FS, dir string, names []string) error {
 	holds := ""
 	for _, name := range names {
-		if strings.HasPrefix(name, "marker.manifest.") {
-			return nil
-		}
 		for _, ext := range []string{".sst", blobExt} {
 			if strings.HasSuffix(name, ext) {
 				holds = name
 			}
 		}
 	}
-	if holds == "" {
-		return nil
+	for _, marker := range []string{"marker.manifest.", "marker.format-version."} {
+		there := slices.ContainsFunc(names, func(name string) bool { return strings.HasPrefix(name, marker) })
+		if !there && holds != "" {
+			return &damage{text: fmt.Sprintf("expected a file %s* next to %s, found none", fs.PathJoin(dir, marker), fs.PathJoin(dir, holds))}
+		}
 	}
-	return &damage{text: fmt.Sprintf("the file marker.manifest.* is missing, although %s is there", fs.PathJoin(dir, holds))}
+	return nil
 }
 
-// openError says what is wrong with a directory that Pebble does not open. Unless the
-// operating system refused something, that is damage.
-func openError(p *pebble.Options, dir string, names []string, err error) error {
+// openError says what is wrong with a directory that does not open. Unless the operating
+// system refused something, that is damage.
+func (s *Store) openError(p *pebble.Options, names []string, m manifest, err error) error {
 	var errno syscall.Errno
 	if errors.As(err, &errno) && errno != syscall.ENOENT {
-		return fmt.Errorf("history: open %s: %w", dir, err)
+		return fmt.Errorf("history: open %s: %w", s.dir, err)
 	}
 	text := firstLine(err)
-	// Of its own files, Pebble does not name the one with the options.
-	if name, bad := damagedOptions(p, dir, names); bad != nil {
+	if number := between(text, ": file ", " (type sstable) unknown to the objstorage provider"); number != "" {
+		text = fmt.Sprintf("expected the table %s, which %s refers to, found no such file", p.FS.PathJoin(s.dir, number+".sst"), m.path)
+	} else if name, bad := damagedOptions(p, s.dir, names); bad != nil {
+		// Of its own files, Pebble does not name the one with the options.
 		text = fmt.Sprintf("%s: %s", name, firstLine(bad))
 	}
-	return storageError("open "+dir, &damage{text: text, cause: err})
+	return s.storageError("open "+s.dir, &damage{text: text + m.hint(), cause: err})
 }
 
 // damagedOptions reads the file with the options of the store as it was last opened.

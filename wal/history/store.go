@@ -65,7 +65,7 @@ func (s *Store) Commit(b *Batch) error {
 			was.Index, was.Position, b.applied.Index, b.applied.Position)
 	}
 	if err := s.db.Apply(b.pb, pebble.NoSync); err != nil {
-		return storageError("commit", err)
+		return s.storageError("commit", err)
 	}
 	applied := b.applied
 	s.applied.Store(&applied)
@@ -129,7 +129,7 @@ func (s *Store) Flush() error {
 	if err := s.fatal.Load(); err != nil {
 		return *err
 	}
-	return storageError("flush", s.db.Flush())
+	return s.storageError("flush", s.db.Flush())
 }
 
 // Checkpoint makes dir, which must not exist, a store of its own that holds at least what was
@@ -142,7 +142,7 @@ func (s *Store) Checkpoint(dir string) error {
 	if err := s.Flush(); err != nil {
 		return err
 	}
-	return storageError("checkpoint to "+dir, s.db.Checkpoint(dir))
+	return s.storageError("checkpoint to "+dir, s.db.Checkpoint(dir))
 }
 
 // Metrics is Pebble's view of the store.
@@ -176,11 +176,11 @@ func (s *Store) close(flush bool) error {
 	}
 	var flushed error
 	if flush {
-		flushed = storageError("flush", s.db.Flush())
+		flushed = s.storageError("flush", s.db.Flush())
 	}
 	if held := s.snapshots.stop(); held > 0 {
 		return errors.Join(fmt.Errorf("%w: %d of them; release every view, then close again", ErrViewsHeld, held), flushed)
 	}
 	s.ended = true
-	return errors.Join(flushed, storageError("close "+s.dir, errors.Join(s.db.Close(), s.lock.Close())))
+	return errors.Join(flushed, s.storageError("close "+s.dir, errors.Join(s.db.Close(), s.lock.Close())))
 }

@@ -72,7 +72,7 @@ func (v *View) get(key []byte, decode func([]byte) error) (bool, error) {
 		err = errors.Join(decode(value), closer.Close())
 	}
 	if err != nil {
-		return false, storageError(fmt.Sprintf("read %q", key), err)
+		return false, v.s.storageError(fmt.Sprintf("read %q", key), err)
 	}
 	return true, nil
 }
@@ -91,7 +91,7 @@ func (v *View) first(prefix []byte, found func(*pebble.Iterator) error) error {
 	// there, and, on a cold cache, three times as much for one that is not.
 	it, err := v.snap.NewIter(&pebble.IterOptions{UseL6Filters: true})
 	if err != nil {
-		return storageError("read", err)
+		return v.s.storageError("read", err)
 	}
 	if it.SeekPrefixGE(prefix) {
 		err = found(it)
@@ -101,7 +101,7 @@ func (v *View) first(prefix []byte, found func(*pebble.Iterator) error) error {
 		err = cause
 	}
 	if err != nil {
-		return storageError(fmt.Sprintf("read %q", prefix), err)
+		return v.s.storageError(fmt.Sprintf("read %q", prefix), err)
 	}
 	return nil
 }
