@@ -151,6 +151,47 @@ func TestFullDisk(t *testing.T) {
 	t.Logf("%d more attempts failed", len(reports))
 }
 
+// TestNobodyWaitsForADiskThatStaysFull: an owner that takes a flush that fails for fatal is
+// told so by all that waits for one, which Pebble goes on trying.
+func TestNobodyWaitsForADiskThatStaysFull(t *testing.T) {
+	for name, wait := range map[string]func(*Store) error{
+		"Close": (*Store).Close, "Flush": (*Store).Flush, "Checkpoint": func(s *Store) error { return s.Checkpoint("c") },
+	} {
+		t.Run(name, func(t *testing.T) {
+			full := &errorfs.Toggle{Injector: errorfs.InjectorFunc(func(op errorfs.Op) error {
+				if op.Kind == errorfs.OpFileWrite && strings.HasSuffix(op.Path, ".sst") {
+					return &os.PathError{Op: "write", Path: op.Path, Err: syscall.ENOSPC}
+				}
+				return nil
+			})}
+			fatal := make(chan error, 1)
+			s, err := Open(Options{Dir: "h", FS: errorfs.Wrap(vfs.NewMem(), full), OnFatal: func(err error) { fatal <- err }})
+			if err != nil {
+				t.Fatal(err)
+			}
+			commit(t, s, func(b *Batch) { b.PutHead(key("1"), &Head{Version: 7}) })
+			full.On()
+			defer full.Off() // Pebble would try until the end of the tests
+			returned := make(chan error, 1)
+			go func() { returned <- wait(s) }() // ends with the store's answer, or with the test
+			select {
+			case err := <-returned:
+				if !errors.Is(err, syscall.ENOSPC) {
+					t.Errorf("returned %v", err)
+				}
+			case <-time.After(20 * time.Second):
+				t.Fatal("waits for a flush that never ends")
+			}
+			if err := <-fatal; !errors.Is(err, syscall.ENOSPC) || !strings.HasPrefix(err.Error(), "history: flush or compaction in h: ") {
+				t.Errorf("OnFatal got %v", err)
+			}
+			if err := s.Close(); !errors.Is(err, syscall.ENOSPC) {
+				t.Errorf("Close after that: %v", err)
+			}
+		})
+	}
+}
+
 // TestFatal: when Pebble cannot write its MANIFEST, the owner is told, and nothing touches
 // Pebble after that.
 func TestFatal(t *testing.T) {

@@ -32,6 +32,9 @@ func (s *Store) storageError(doing string, err error) error {
 	if errors.Is(err, pebble.ErrClosed) {
 		return ErrClosed
 	}
+	if fatal := s.fatal.Load(); fatal != nil && err == *fatal {
+		return err
+	}
 	if !pebble.IsCorruptionError(err) && !errors.Is(err, record.ErrCorrupt) {
 		return fmt.Errorf("history: %s: %w", doing, err)
 	}

@@ -27,15 +27,16 @@ func (l pebbleLogger) Fatalf(format string, args ...any) {
 
 // stop reports an error after which Pebble must not go on, and does not return.
 func (s *Store) stop(err error) {
-	err = fmt.Errorf("history: %w; the process must end, and what the history lost is applied again at the next start", err)
-	if s.fatal.CompareAndSwap(nil, &err) {
-		s.report(err) // otherwise another goroutine has reported already
-	}
+	s.report(fmt.Errorf("history: %w; the process must end, and what the history lost is applied again at the next start", err))
 	select {}
 }
 
-// report hands a fatal error to its owner.
+// report hands a fatal error to its owner, once.
 func (s *Store) report(err error) {
+	if !s.fatal.CompareAndSwap(nil, &err) {
+		return
+	}
+	close(s.broken)
 	s.log.Error(err.Error())
 	if s.onFatal == nil {
 		panic(err)
@@ -58,6 +59,19 @@ func (s *Store) background(err error) {
 	}
 	s.log.Error(text)
 	s.onBackground(err)
+}
+
+// unlessBroken calls Pebble and returns what it returns, or the fatal error as soon as there is
+// one: what waits for a disk that is full waits for as long as that is.
+func (s *Store) unlessBroken(call func() error) error {
+	done := make(chan error, 1)
+	go func() { done <- call() }() // ends with the call, or with the process, which has to end then
+	select {
+	case err := <-done:
+		return err
+	case <-s.broken:
+		return *s.fatal.Load()
+	}
 }
 
 func (s *Store) listener() *pebble.EventListener {

@@ -26,7 +26,7 @@ func Open(o Options) (*Store, error) {
 	if err := o.validate(); err != nil {
 		return nil, err
 	}
-	s := &Store{dir: o.Dir, log: o.Logger, onFatal: o.OnFatal, onBackground: o.OnBackgroundError}
+	s := &Store{dir: o.Dir, log: o.Logger, onFatal: o.OnFatal, onBackground: o.OnBackgroundError, broken: make(chan struct{})}
 	if s.log == nil {
 		s.log = zap.NewNop()
 	}

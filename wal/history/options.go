@@ -44,7 +44,7 @@ type Options struct {
 	// OnBackgroundError is called when a flush or a compaction has failed, for example on a
 	// full disk, under the same rules as OnFatal. Nothing is lost by then: Pebble keeps what
 	// it could not write and tries again at once, and again, so somebody has to act. nil
-	// passes the error to OnFatal.
+	// makes the error a fatal one and passes it to OnFatal.
 	OnBackgroundError func(error)
 
 	// tune changes Pebble's options: tests make everything small and frequent with it.

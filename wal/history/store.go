@@ -18,8 +18,10 @@ type Store struct {
 	log *zap.Logger
 
 	onFatal, onBackground func(error)
-	// fatal is set before OnFatal is called: from then on nothing touches Pebble any more.
-	fatal atomic.Pointer[error]
+	// fatal is set, and broken closed, before OnFatal is called: from then on nothing touches
+	// Pebble any more.
+	fatal  atomic.Pointer[error]
+	broken chan struct{}
 	// What was reported last, so that it is not reported over and over.
 	lastBackground, lastDamaged atomic.Pointer[string]
 
@@ -124,12 +126,13 @@ func (s *Store) newView() *View {
 }
 
 // Flush writes the memtables to tables and waits for it: what was committed before is on disk
-// afterwards. While flushes fail, see Options.OnBackgroundError, it goes on waiting.
+// afterwards. While flushes fail, see Options.OnBackgroundError, it goes on waiting, but not
+// for longer than until a fatal error.
 func (s *Store) Flush() error {
 	if err := s.fatal.Load(); err != nil {
 		return *err
 	}
-	return s.storageError("flush", s.db.Flush())
+	return s.storageError("flush", s.unlessBroken(s.db.Flush))
 }
 
 // Checkpoint makes dir, which must not exist, a store of its own that holds at least what was
@@ -153,8 +156,8 @@ func (s *Store) DiskBytes() uint64 { return s.db.Metrics().DiskSpaceUsage() }
 
 // Close flushes and closes the store. While views are held it only flushes, and returns an
 // error that matches ErrViewsHeld and says how many: they stay readable, and Close may be
-// called again. Commits and new views are refused from the first call on. After a fatal error
-// it does nothing and returns that error.
+// called again. Commits and new views are refused from the first call on. After a fatal error,
+// and as soon as there is one, it does nothing more and returns that error.
 func (s *Store) Close() error { return s.close(true) }
 
 // Abandon is Close without the flush: on disk is what a crash would leave.
@@ -176,11 +179,16 @@ func (s *Store) close(flush bool) error {
 	}
 	var flushed error
 	if flush {
-		flushed = s.storageError("flush", s.db.Flush())
+		flushed = s.storageError("flush", s.unlessBroken(s.db.Flush))
+		if err := s.fatal.Load(); err != nil {
+			return *err
+		}
 	}
 	if held := s.snapshots.stop(); held > 0 {
 		return errors.Join(fmt.Errorf("%w: %d of them; release every view, then close again", ErrViewsHeld, held), flushed)
 	}
 	s.ended = true
-	return errors.Join(flushed, s.storageError("close "+s.dir, errors.Join(s.db.Close(), s.lock.Close())))
+	return errors.Join(flushed, s.storageError("close "+s.dir, s.unlessBroken(func() error {
+		return errors.Join(s.db.Close(), s.lock.Close())
+	})))
 }
