@@ -52,6 +52,7 @@ type raftGroup struct {
 	rounds  *termRounds
 	hook    func(next func() (wait func() error)) (wait func() error) // Hooks.Propose
 	changes chan bool                                                 // raft's NotifyCh
+	leaders chan raft.Observation                                     // of leaders that this node follows
 	done    chan struct{}                                             // closed by shutdown
 }
 
@@ -93,7 +94,9 @@ func (s *Shard) startRaft() error {
 	if err := s.bootstrap(id); err != nil {
 		return err
 	}
-	g := &raftGroup{hook: s.opts.Hooks.Propose, changes: make(chan bool, 16), done: make(chan struct{})}
+	g := &raftGroup{
+		hook: s.opts.Hooks.Propose, changes: make(chan bool, 16), leaders: make(chan raft.Observation, 16), done: make(chan struct{}),
+	}
 	conf := s.raftConfig()
 	conf.NotifyCh = g.changes
 	var trans raft.Transport
@@ -107,6 +110,10 @@ func (s *Shard) startRaft() error {
 	if g.raft, err = raft.NewRaft(conf, &fsm{s}, s.logs, s.stable, s.snaps, trans); err != nil {
 		return fmt.Errorf("start raft: %w", err)
 	}
+	g.raft.RegisterObserver(raft.NewObserver(g.leaders, false, func(o *raft.Observation) bool {
+		_, ok := o.Data.(raft.LeaderObservation)
+		return ok
+	}))
 	g.rounds = newTermRounds(func(ctx context.Context, term uint64) error { return s.askTerm(ctx, g, term) })
 	s.mu.Lock()
 	s.raft = g

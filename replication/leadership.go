@@ -21,6 +21,10 @@ func (s *Shard) watchLeadership(g *raftGroup) {
 		select {
 		case <-g.done:
 			return
+		case <-g.leaders:
+			s.mu.Lock()
+			s.leadershipChanged()
+			s.mu.Unlock()
 		case leads := <-g.changes:
 			s.endTenure("leadership was lost")
 			if leads {
@@ -111,7 +115,8 @@ func (s *Shard) leadershipChanged() {
 	s.leaderWait = make(chan struct{})
 }
 
-// Leading says whether this node takes writes now; changed is closed when that may change.
+// Leading says whether this node takes writes now; changed is closed when that, or the
+// leader that this node knows, may have changed.
 func (s *Shard) Leading() (ready bool, changed <-chan struct{}) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -138,8 +143,9 @@ func (s *Shard) confirmTerm(ctx context.Context, t *tenure) error {
 // that the others would have to find out.
 const handOverTimeout = 2 * time.Second
 
-// handOver gives leadership to another voter, if there is one that can take it.
-func (s *Shard) handOver(ctx context.Context) {
+// HandOver gives leadership to another voter, if this node leads and there is one that can
+// take it, before ctx ends.
+func (s *Shard) HandOver(ctx context.Context) {
 	g := s.raftGroup()
 	if g == nil || s.net == nil || g.raft.State() != raft.Leader || s.failed() {
 		return

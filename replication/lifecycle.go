@@ -96,7 +96,7 @@ func (s *Shard) Stop(ctx context.Context) error {
 	s.leadershipChanged()
 	s.mu.Unlock()
 	s.drain(ctx)
-	s.handOver(ctx)
+	s.HandOver(ctx)
 	return s.close(true)
 }
 

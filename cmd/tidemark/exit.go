@@ -16,9 +16,11 @@ const (
 
 // Exit codes of serve.
 const (
-	exitStorage = 70 // the disk failed a write, a flush or a truncation
-	exitDamaged = 71 // stored data does not check out
-	exitInUse   = 72 // another process has the data directory open
+	exitStorage  = 70 // the disk failed a write, a flush or a truncation
+	exitDamaged  = 71 // stored data does not check out
+	exitInUse    = 72 // another process has the data directory open
+	exitRemoved  = 73 // the cluster has removed this node
+	exitDiverged = 74 // a majority of the cluster has other data than this node
 )
 
 const exitCodesHelp = `Exit codes:
@@ -32,7 +34,9 @@ const exitCodesHelp = `Exit codes:
   24  not found
   70  serve: the storage failed; restart once the disk is well
   71  serve: stored data is damaged
-  72  serve: the data directory is in use by another process`
+  72  serve: the data directory is in use by another process
+  73  serve: the node was removed from its cluster
+  74  serve: the node's data differs from what a majority of its cluster has`
 
 // exitError is an error that decides the exit code of the process.
 type exitError struct {

@@ -39,7 +39,8 @@ SIGTERM and SIGINT stop it in order: no more calls are taken, what waits is answ
 everything is flushed. A second signal ends it at once; nothing acknowledged is lost.
 
 It ends by itself if it can no longer promise what it acknowledges: with 70 if the disk
-fails or hangs, with 71 if stored data is damaged. It starts with 72 if another process has
+fails or hangs, with 71 if stored data is damaged, with 73 if its cluster has removed it,
+with 74 if a majority of its cluster has other data. It starts with 72 if another process has
 the data directory open, with 2 if the configuration is wrong, with 1 for anything else,
 such as a port that is taken.`,
 		Example: `  tidemark serve
@@ -238,11 +239,12 @@ func damaged(err error) bool {
 	return errors.Is(err, record.ErrCorrupt) || errors.Is(err, tail.ErrDamaged) || errors.Is(err, stable.ErrDamaged) || errors.Is(err, replication.ErrDamaged)
 }
 
-// reportReady logs when the node takes writes for the first time.
+// reportReady logs when the node is ready for the first time: as the leader, or following
+// one.
 func (n *node) reportReady(ctx context.Context, began time.Time) {
 	for {
 		ready, changed := n.shard.Leading()
-		if ready {
+		if s := n.shard.Status(); ready || s.LeaderID != "" && s.LeaderID != s.NodeID {
 			break
 		}
 		select {
@@ -253,6 +255,7 @@ func (n *node) reportReady(ctx context.Context, began time.Time) {
 	}
 	s := n.shard.Status()
 	n.log.Info("ready", zap.Duration("after", time.Since(began).Round(time.Millisecond)), zap.String("cluster_id", s.ClusterID),
+		zap.String("role", s.Role), zap.String("leader", s.LeaderID),
 		zap.String("timeline", s.Timeline), zap.Uint64("term", s.Term), zap.Uint64("position", s.LastPosition))
 }
 
@@ -294,6 +297,8 @@ func (n *node) stopInOrder(timeout time.Duration) error {
 	defer cancelWaiting()
 	drain, cancelDrain := within(50)
 	defer cancelDrain()
+	// First, so that the others lead while the calls here end.
+	n.shard.HandOver(drain)
 	if err := n.server.Drain(drain); err != nil {
 		n.log.Warn("calls are still at work; what waits is answered as unknown now", zap.Error(err))
 	}
@@ -309,10 +314,11 @@ func (n *node) stopInOrder(timeout time.Duration) error {
 // crashTimeout bounds what is still tried after the storage failed.
 const crashTimeout = 2 * time.Second
 
-// crash ends the node after a failure of its storage. Calls are cut: their clients learn
+// crash ends the node after a failure of its storage, or when the cluster goes on without
+// it. Calls are cut: their clients learn
 // that the outcome is unknown, which it is.
 func (n *node) crash(err error) error {
-	n.log.Error("the node must end: its storage failed", zap.Error(err))
+	n.log.Error("the node must end", zap.Error(err))
 	n.stopWatching()
 	done := make(chan struct{})
 	go func() { // ends with these calls, or with the process: a hung disk may hold them
@@ -334,6 +340,13 @@ func (n *node) crash(err error) error {
 
 // ended gives a failure of the storage its exit code.
 func (n *node) ended(err error) error {
+	switch {
+	case errors.Is(err, replication.ErrRemoved):
+		return &exitError{code: exitRemoved, err: err,
+			advice: "To use this machine as a node again, empty the data directory, start the node, and add it to the cluster."}
+	case errors.Is(err, replication.ErrDiverged):
+		return &exitError{code: exitDiverged, err: err}
+	}
 	if damaged(err) {
 		return &exitError{code: exitDamaged, err: fmt.Errorf("stored data is damaged: %w", err)}
 	}
