@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"net"
 	"os"
+	"strings"
 	"testing"
 	"time"
 
@@ -248,4 +249,41 @@ func TestFollowerNamesTheLeadersClientAddress(t *testing.T) {
 			t.Errorf("follower %s named %v, the leader is %s at %s", id, detail, leader.NodeID, leader.AdvertiseAddress)
 		}
 	}
+}
+
+func TestMemberOfManyDoesNotStartAlone(t *testing.T) {
+	c := newCluster(t, 3)
+	c.start("n1", "n2", "n3")
+	c.formed()
+	c.kill("n2")
+	o := c.nodes["n2"].opts
+	o.Peers = nil
+	s, err := Open(o)
+	if err == nil {
+		_ = s.Abandon()
+		t.Fatal("it started without a port for the others")
+	}
+	if !strings.Contains(err.Error(), "--peers") {
+		t.Fatal(err)
+	}
+	c.start("n2")
+	c.formed()
+}
+
+// Whatever made raft start again, the node serves on, as what it is then.
+func TestRaftStartsAgainInTheSameProcess(t *testing.T) {
+	c := newCluster(t, 3)
+	c.start("n1", "n2", "n3")
+	for i := range 6 {
+		c.write("1", uint64(i+1))
+		n := c.leader()
+		if i%2 == 1 {
+			n = c.nodes[c.followers()[0]]
+		}
+		before := n.raftGroup()
+		n.restartRaft("the test wants it")
+		c.until("another raft to run", func() bool { return n.raftGroup() != before })
+	}
+	c.write("1", 7)
+	c.converged()
 }

@@ -54,6 +54,8 @@ type raftGroup struct {
 	changes chan bool                                                 // raft's NotifyCh
 	leaders chan raft.Observation                                     // of leaders that this node follows
 	done    chan struct{}                                             // closed by shutdown
+	watched chan struct{}                                             // closed when watchLeadership has ended
+	end     func() error                                              // ends the calls to other nodes
 }
 
 // Raft's own timings. See architecture, "Pinned hazards", for what is off and why.
@@ -95,20 +97,27 @@ func (s *Shard) startRaft() error {
 		return err
 	}
 	g := &raftGroup{
-		hook: s.opts.Hooks.Propose, changes: make(chan bool, 16), leaders: make(chan raft.Observation, 16), done: make(chan struct{}),
+		hook: s.opts.Hooks.Propose, changes: make(chan bool, 16), leaders: make(chan raft.Observation, 16),
+		done: make(chan struct{}), watched: make(chan struct{}),
 	}
 	conf := s.raftConfig()
 	conf.NotifyCh = g.changes
 	var trans raft.Transport
 	if s.net != nil {
-		trans = s.net.Transport(rpcTimeout, conf.Logger)
+		t := s.net.Transport(rpcTimeout, conf.Logger)
+		trans, g.end = t, t.Close
 	} else {
 		// A node without peers opens no port for them.
-		_, trans = raft.NewInmemTransport(s.address(id))
+		_, t := raft.NewInmemTransport(s.address(id))
+		trans, g.end = t, t.Close
 	}
 	var err error
 	if g.raft, err = raft.NewRaft(conf, &fsm{s}, s.logs, s.stable, s.snaps, trans); err != nil {
 		return fmt.Errorf("start raft: %w", err)
+	}
+	if n := len(g.servers()); s.net == nil && n > 1 {
+		return errors.Join(fmt.Errorf("this node is one of %d of cluster %s, but was started without --peers and has no port for the others: start it with the --peers that it had before", n, id.ClusterID),
+			g.raft.Shutdown().Error())
 	}
 	g.raft.RegisterObserver(raft.NewObserver(g.leaders, false, func(o *raft.Observation) bool {
 		_, ok := o.Data.(raft.LeaderObservation)
@@ -163,10 +172,14 @@ func (s *Shard) raftGroup() *raftGroup {
 	return s.raft
 }
 
-// shutdown ends raft and the goroutine that follows it.
+// shutdown ends raft and the goroutine that follows it. Raft waits for its calls to end, so
+// those are cut: a node that does not answer would hold it up.
 func (g *raftGroup) shutdown() error {
-	err := g.raft.Shutdown().Error()
+	f := g.raft.Shutdown()
+	err := g.end()
+	err = errors.Join(err, f.Error())
 	close(g.done)
+	<-g.watched
 	return err
 }
 

@@ -17,6 +17,7 @@ import (
 // reading: raft's main loop waits for it.
 func (s *Shard) watchLeadership(g *raftGroup) {
 	defer s.wg.Done()
+	defer close(g.watched)
 	for {
 		select {
 		case <-g.done:

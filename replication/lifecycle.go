@@ -32,6 +32,7 @@ func (s *Shard) supervise(running bool) {
 			s.log.Warn("raft is started again", zap.String("reason", reason))
 			s.endTenure("raft was started again")
 			err := s.raftGroup().shutdown()
+			s.endTenure("raft was started again") // one that began meanwhile
 			if err = errors.Join(err, s.startRaft()); err != nil {
 				s.fatal(err)
 				return
