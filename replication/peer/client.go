@@ -52,24 +52,31 @@ func (n *Network) serverOptions() []grpc.ServerOption {
 // stillWelcome judges a call as its connection's handshake was: meanwhile this node may
 // have come into a cluster.
 func (n *Network) stillWelcome(ctx context.Context) error {
-	p, _ := grpcpeer.FromContext(ctx)
-	if a, ok := p.Addr.(remoteAddr); ok {
-		if refused := judge(n.o.Self(), a.header); refused != nil {
-			return status.Error(codes.FailedPrecondition, refused.Text)
-		}
+	h, ok := headerOf(ctx)
+	if !ok {
+		return status.Error(codes.Internal, "the call came over no connection of this port")
+	}
+	if refused := judge(n.o.Self(), h); refused != nil {
+		return status.Error(codes.FailedPrecondition, refused.Text)
 	}
 	return nil
+}
+
+// headerOf is the header of the connection that a call came over.
+func headerOf(ctx context.Context) (header, bool) {
+	if p, ok := grpcpeer.FromContext(ctx); ok {
+		if a, ok := p.Addr.(remoteAddr); ok {
+			return a.header, true
+		}
+	}
+	return header{}, false
 }
 
 // Caller is the node that makes the call a handler serves, as its connection's handshake
 // said.
 func Caller(ctx context.Context) (Identity, bool) {
-	if p, ok := grpcpeer.FromContext(ctx); ok {
-		if a, ok := p.Addr.(remoteAddr); ok {
-			return a.header.sender, true
-		}
-	}
-	return Identity{}, false
+	h, ok := headerOf(ctx)
+	return h.sender, ok
 }
 
 // Client calls whatever node is at an address. It connects when it is used, keeps the

@@ -12,12 +12,23 @@ import (
 )
 
 const (
-	// stallTimeout is how long a snapshot's stream may not move.
-	stallTimeout = 30 * time.Second
+	// sendStall is how long a snapshot's receiver may take nothing of it: it may be waiting
+	// for its disk.
+	sendStall = 30 * time.Second
+	// receiveStall is how long a snapshot's sender may send nothing. Meanwhile the receiver
+	// can neither vote nor follow another leader.
+	receiveStall = 10 * time.Second
 	// restoreTimeout is how long a node that has all of a snapshot may take to use it, on
 	// top of a time for its size (snapshotRate).
 	restoreTimeout = time.Minute
 )
+
+// waits are how long a node waits for others, which tests shorten.
+type waits struct{ handshake, send, receive, restore time.Duration }
+
+func defaultWaits() waits {
+	return waits{handshake: handshakeTimeout, send: sendStall, receive: receiveStall, restore: restoreTimeout}
+}
 
 // keepAlive finds out within about ten seconds that a connection's other end is gone
 // without a word: a node that waits for the rest of a snapshot from it cannot vote.
@@ -41,6 +52,7 @@ type conn struct {
 	header header
 	remote Identity // of the other end, whichever dialed
 	set    *connSet
+	waits  waits
 	closed atomic.Bool
 	// answerBy is when raft would give up a snapshot, as unix nanoseconds; see Read.
 	answerBy atomic.Int64
@@ -50,29 +62,40 @@ type conn struct {
 // Read ends quietly when this end was closed: raft logs any other error.
 //
 // A snapshot's stream has no deadline as a whole, since what is too long for one is known
-// only by its progress. The receiver waits for each piece of it; the sender reads once, for
-// the answer, which comes when the snapshot is in use.
+// only by its progress. The receiver waits for each piece of it, and ends a stream that
+// stalls, or raft would wait for the rest once more, to discard it. The sender reads once,
+// for the answer, which comes when the snapshot is in use.
 func (c *conn) Read(b []byte) (int, error) {
-	if c.header.kind == peerv1.Kind_KIND_SNAPSHOT {
-		wait := time.Now().Add(stallTimeout)
-		if c.dialed {
-			wait = time.Now().Add(restoreTimeout)
-			if by := time.Unix(0, c.answerBy.Load()).Add(restoreTimeout); by.After(wait) {
-				wait = by
-			}
-		}
-		_ = c.Conn.SetReadDeadline(wait) // fails only on a closed connection, and so will Read
+	snapshot := c.header.kind == peerv1.Kind_KIND_SNAPSHOT
+	if snapshot {
+		// This fails only on a closed connection, and so will the read.
+		_ = c.Conn.SetReadDeadline(c.readDeadline(time.Now()))
 	}
 	n, err := c.Conn.Read(b)
-	if err != nil && c.closed.Load() && errors.Is(err, net.ErrClosed) {
-		return n, io.EOF
+	switch {
+	case err == nil:
+	case c.closed.Load() && errors.Is(err, net.ErrClosed):
+		err = io.EOF
+	case snapshot:
+		_ = c.Close() // the error that counts is err
 	}
 	return n, err
 }
 
+func (c *conn) readDeadline(now time.Time) time.Time {
+	if !c.dialed {
+		return now.Add(c.waits.receive)
+	}
+	if by := time.Unix(0, c.answerBy.Load()); by.After(now) {
+		now = by
+	}
+	return now.Add(c.waits.restore)
+}
+
+// Write lets a snapshot's stream go on as long as it moves.
 func (c *conn) Write(b []byte) (int, error) {
 	if c.header.kind == peerv1.Kind_KIND_SNAPSHOT {
-		_ = c.Conn.SetWriteDeadline(time.Now().Add(stallTimeout)) // as in Read
+		_ = c.Conn.SetWriteDeadline(time.Now().Add(c.waits.send)) // as in Read
 	}
 	return c.Conn.Write(b)
 }

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"net"
+	"strings"
 	"time"
 	"unicode/utf8"
 
@@ -110,8 +111,8 @@ func readHeader(r io.Reader) (header, error) {
 	default:
 		return h, refuse(peerv1.Refusal_REFUSAL_MALFORMED, "expected a connection for raft, for a snapshot or for peer calls, found kind %d", h.kind)
 	}
-	if h.sender.NodeID == "" {
-		return h, refuse(peerv1.Refusal_REFUSAL_MALFORMED, "expected the sender's node id in the header, found none")
+	if h.sender.NodeID == "" || strings.Contains(h.sender.NodeID, "#") {
+		return h, refuse(peerv1.Refusal_REFUSAL_MALFORMED, "expected the sender's node id in the header, found %q", h.sender.NodeID)
 	}
 	return h, nil
 }

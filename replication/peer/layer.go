@@ -71,7 +71,7 @@ func (l *layer) Dial(to raft.ServerAddress, timeout time.Duration) (net.Conn, er
 	c.set = &l.dialed
 	if !l.dialed.add(c, 0) {
 		_ = c.Close()
-		return nil, fmt.Errorf("connect to %s: %w", addr, net.ErrClosed)
+		return nil, &connectError{addr, net.ErrClosed}
 	}
 	return c, nil
 }

@@ -51,6 +51,7 @@ type Network struct {
 	refusals complaints
 	clients  clients
 	slots    chan struct{} // one for each connection in handshaking
+	waits    waits
 
 	handshaking connSet
 	peers       connSet // accepted for calls
@@ -66,7 +67,9 @@ type Network struct {
 
 // Listen takes the port into use. Two goroutines, and one for each handshake, run until
 // Close.
-func Listen(o Options) (*Network, error) {
+func Listen(o Options) (*Network, error) { return listen(o, defaultWaits()) }
+
+func listen(o Options, w waits) (*Network, error) {
 	if o.Listener == nil || o.Self == nil {
 		return nil, errors.New("expected a listener and an identity, found none: set Options.Listener and Options.Self")
 	}
@@ -82,6 +85,7 @@ func Listen(o Options) (*Network, error) {
 		feed:  newFeed(o.Listener.Addr()),
 		known: acquaintances{seen: make(map[string]acquaintance)},
 		slots: make(chan struct{}, maxHandshaking),
+		waits: w,
 	}
 	n.ctx, n.stop = context.WithCancel(context.Background())
 	n.clients.n = n
@@ -139,8 +143,8 @@ func (n *Network) Close() error {
 		l.cut()
 	}
 	n.clients.close()
+	n.peers.close() // first, since grpc would wait for those that have not said a word to it
 	n.grpc.Stop()
-	n.peers.close()
 	n.dialed.close()
 	n.wg.Wait()
 	if errors.Is(err, net.ErrClosed) {
@@ -202,8 +206,12 @@ func (n *Network) welcome(raw net.Conn) {
 	}
 	defer n.handshaking.remove(raw)
 	from := raw.RemoteAddr().String()
+	host, _, err := net.SplitHostPort(from)
+	if err != nil {
+		host = from
+	}
 	c := secure(raw)
-	deadline := time.Now().Add(handshakeTimeout)
+	deadline := time.Now().Add(n.waits.handshake)
 	_ = c.SetDeadline(deadline) // fails only on a closed connection, and so will the read
 	h, err := readHeader(c)
 	self := n.o.Self()
@@ -211,7 +219,6 @@ func (n *Network) welcome(raw net.Conn) {
 	if err != nil && !errors.As(err, &refused) {
 		_ = c.Close()
 		if n.ctx.Err() == nil {
-			host, _, _ := net.SplitHostPort(from)
 			n.complain(zap.WarnLevel, host, "no handshake",
 				"a connection did not begin as one of a node does: this port is for the other nodes, clients have another one", zap.String("from", from), zap.Error(err))
 		}
@@ -226,14 +233,14 @@ func (n *Network) welcome(raw net.Conn) {
 		}
 	}
 	refused.Remote = h.sender
-	n.complainOfRefusal("a connection of another node was refused", from, refused)
+	n.complainOfRefusal("a connection of another node was refused", host, refused)
 	_ = answer(c, self, refused) // the other end learns nothing if it does not read
 	_ = c.Close()
 }
 
 // take opens a connection that judge found good and hands it to whom it is for.
 func (n *Network) take(raw net.Conn, h header, self Identity, deadline time.Time) *RefusedError {
-	c := &conn{Conn: raw, header: h, remote: h.sender}
+	c := &conn{Conn: raw, header: h, remote: h.sender, waits: n.waits}
 	var to *feed
 	if h.kind == peerv1.Kind_KIND_PEER {
 		c.set, to = &n.peers, n.feed
@@ -272,11 +279,20 @@ func (n *Network) dial(ctx context.Context, kind peerv1.Kind, target raft.Server
 		n.complainOfRefusal("another node was not connected to", addr, refused)
 	}
 	if err != nil {
-		return nil, fmt.Errorf("connect to %s: %w", addr, err)
+		return nil, &connectError{addr, err}
 	}
 	n.known.met(remote, time.Now())
-	return &conn{Conn: c, header: h, remote: remote, dialed: true}, nil
+	return &conn{Conn: c, header: h, remote: remote, waits: n.waits, dialed: true}, nil
 }
+
+// connectError is returned when there is no connection to a node.
+type connectError struct {
+	addr string
+	err  error
+}
+
+func (e *connectError) Error() string { return fmt.Sprintf("connect to %s: %v", e.addr, e.err) }
+func (e *connectError) Unwrap() error { return e.err }
 
 func (n *Network) reach(ctx context.Context, h header, addr string) (net.Conn, Identity, error) {
 	raw, err := n.o.Dial(ctx, addr)
@@ -284,7 +300,7 @@ func (n *Network) reach(ctx context.Context, h header, addr string) (net.Conn, I
 		return nil, Identity{}, err
 	}
 	c := secure(raw)
-	deadline := time.Now().Add(handshakeTimeout)
+	deadline := time.Now().Add(n.waits.handshake)
 	if d, ok := ctx.Deadline(); ok && d.Before(deadline) {
 		deadline = d
 	}
