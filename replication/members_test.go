@@ -295,3 +295,43 @@ func TestDigestRingKeepsTheNewest(t *testing.T) {
 		}
 	}
 }
+
+func TestStatusSaysForEveryNodeWhoItIsAndHowFar(t *testing.T) {
+	c := newCluster(t, 3)
+	c.start("n1", "n2")
+	st, err := c.nodes["n2"].ClusterStatus(within(t, 10*time.Second))
+	if err != nil || st.GetRole() != "joining" || st.GetClusterId() != "" || len(st.GetNodes()) != 3 || st.GetNodes()[2].GetRole() != "unreachable" {
+		t.Fatalf("while the cluster is formed: %v, %v", st, err)
+	}
+	c.start("n3")
+	c.write("1", 1)
+	c.converged()
+	leader := c.leader()
+	dead := c.followers()[0]
+	c.kill(dead)
+	for _, asked := range []string{leader.opts.NodeID, c.followers()[0]} {
+		st, err := c.nodes[asked].ClusterStatus(within(t, 10*time.Second))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if st.GetNodeId() != asked || st.GetClusterId() != leader.identity().ClusterID || st.GetTimeline() != leader.identity().Timeline ||
+			st.GetLeaderId() != leader.opts.NodeID || st.GetLeaderAddress() != leader.opts.AdvertiseAddress || !st.GetInsecure() ||
+			st.GetAppliedIndex() == 0 || st.GetLastPosition() != 1 || st.GetTerm() == 0 || len(st.GetNodes()) != 3 {
+			t.Fatalf("%s says %v", asked, st)
+		}
+		for _, n := range st.GetNodes() {
+			o := c.nodes[n.GetId()].opts
+			wantRole, healthy := "follower", true
+			if n.GetId() == leader.opts.NodeID {
+				wantRole = "leader"
+			}
+			if n.GetId() == dead {
+				wantRole, healthy = "unreachable", false
+			}
+			if n.GetRole() != wantRole || n.GetHealthy() != healthy || !n.GetVoter() || n.GetRaftAddress() != o.RaftAddress ||
+				n.GetClientAddress() != o.AdvertiseAddress && n.GetId() != dead || (n.AppliedIndex != nil) != healthy || (len(n.GetProblems()) == 0) != healthy || len(n.GetGeneration()) != 8 {
+				t.Errorf("%s says of a node: %v", asked, n)
+			}
+		}
+	}
+}

@@ -150,13 +150,20 @@ func (p peerService) GetDigests(_ context.Context, req *peerpb.GetDigestsRequest
 
 // GetNodeStatus is this node's part of the cluster's status.
 func (p peerService) GetNodeStatus(context.Context, *peerpb.GetNodeStatusRequest) (*peerpb.GetNodeStatusResponse, error) {
-	st := p.s.Status()
+	return p.s.nodeStatusNow(), nil
+}
+
+func (s *Shard) nodeStatusNow() *peerpb.GetNodeStatusResponse {
+	st := s.Status()
 	out := &peerpb.GetNodeStatusResponse{
-		Hello: p.s.helloNow(), Role: st.Role,
+		Hello: s.helloNow(), Role: st.Role,
 		AppliedIndex: st.AppliedIndex, CommitIndex: st.CommitIndex, LastPosition: st.LastPosition,
 	}
-	out.Healthy = st.LeaderID != ""
-	return out, nil
+	if st.LeaderID == "" {
+		out.Problems = append(out.Problems, "it knows no leader")
+	}
+	out.Healthy = len(out.Problems) == 0
+	return out
 }
 
 // Join is called by a node whose directory is new, and by a member that was moved or is not
