@@ -335,7 +335,7 @@ var table = []Code{
 	{
 		Code: pb.ErrorCode_ERROR_CODE_INTERNAL, Name: "Internal", GRPC: codes.Internal, GRPCCorrupt: codes.DataLoss,
 		MayHaveHappened: Yes,
-		Meaning:         "A bug, or (DATA_LOSS) damaged data: the message says which file, and nothing is guessed.",
+		Meaning:         "A bug, or (DATA_LOSS) damaged data: the message says which file, nothing is guessed, and the node ends with 71.",
 		Advice:          "Report it with the server's log. A write's outcome is unknown: keep the `client_seq`.",
 	},
 }

@@ -48,6 +48,7 @@ type chain struct {
 
 	authenticate Authenticator // may be nil
 	observe      Observer      // may be nil
+	onDamage     func(error)   // may be nil
 	log          *zap.Logger
 
 	// watches ends the streams of the standard services, which would otherwise last as
@@ -219,6 +220,15 @@ func (x *call) end(panicked any, err error) error {
 // answer makes an error one that a client may see: the contract's, a deadline, a
 // cancellation, or a status of gRPC's own. Anything else is a fault of this node.
 func (c *chain) answer(method string, err error) error {
+	answer := c.answerOf(method, err)
+	var own *api.Error
+	if c.onDamage != nil && errors.As(answer, &own) && own.Corrupt {
+		c.onDamage(answer)
+	}
+	return answer
+}
+
+func (c *chain) answerOf(method string, err error) error {
 	var own *api.Error
 	if errors.As(err, &own) {
 		if own.Code == pb.ErrorCode_ERROR_CODE_INTERNAL {

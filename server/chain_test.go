@@ -161,7 +161,11 @@ func TestAPanicIsAnAnswer(t *testing.T) {
 
 func TestErrorsOfTheShardAreMapped(t *testing.T) {
 	core, logs := observer.New(zap.ErrorLevel)
-	r := start(t, func(o *Options) { o.Logger = zap.New(core) })
+	damage := make(chan error, 1)
+	r := start(t, func(o *Options) {
+		o.Logger = zap.New(core)
+		o.OnDamage = func(err error) { damage <- err }
+	})
 	corrupt := fmt.Errorf("%w: 000012.sst at offset 77", record.ErrCorrupt)
 	for _, c := range []struct {
 		name   string
@@ -182,6 +186,7 @@ func TestErrorsOfTheShardAreMapped(t *testing.T) {
 		{"a status", status.Error(codes.DeadlineExceeded, "min_position"), codes.DeadlineExceeded, nil, "min_position", false},
 		{"unknown", errors.New("disk on fire"), codes.Internal, api.Errorf(pb.ErrorCode_ERROR_CODE_INTERNAL, "disk on fire"), "", true},
 		{"damage", corrupt, codes.DataLoss, api.Corruptf("corrupt record: 000012.sst at offset 77"), "", true},
+		{"damage, of the contract", api.Corruptf("%v", corrupt), codes.DataLoss, api.Corruptf("corrupt record: 000012.sst at offset 77"), "", true},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			r.shard.onAppend(func(context.Context, *pb.AppendRequest) (*pb.AppendResponse, error) { return nil, c.err })
@@ -196,6 +201,15 @@ func TestErrorsOfTheShardAreMapped(t *testing.T) {
 			}
 			if entries := logs.TakeAll(); (len(entries) == 1) != c.logged || len(entries) > 1 {
 				t.Errorf("logged %v, want it logged: %v", entries, c.logged)
+			}
+			// The owner has been told of damage by the time that the client is.
+			var told error
+			select {
+			case told = <-damage:
+			default:
+			}
+			if c.status != codes.DataLoss && told != nil || c.status == codes.DataLoss && (told == nil || told.Error() != c.want.Error()) {
+				t.Errorf("the owner was told of damage: %v", told)
 			}
 		})
 	}

@@ -43,6 +43,9 @@ type Options struct {
 
 	// Observe, if set, is told of every call.
 	Observe Observer
+	// OnDamage, if set, is told of damaged data when a call has met some, before that is its
+	// answer. It must not block. The node should end: what is damaged stays so.
+	OnDamage func(error)
 	// Authenticate, if set, admits calls.
 	Authenticate Authenticator
 }

@@ -60,6 +60,7 @@ func New(o Options) (*Server, error) {
 			maxRequest:   o.MaxRequestBytes,
 			authenticate: o.Authenticate,
 			observe:      o.Observe,
+			onDamage:     o.OnDamage,
 			log:          o.Logger,
 			watches:      watches,
 		},
