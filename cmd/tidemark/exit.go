@@ -33,7 +33,7 @@ const exitCodesHelp = `Exit codes:
   23  unknown outcome: the write may or may not have landed
   24  not found
   70  serve: the storage failed; restart once the disk is well
-  71  serve: stored data is damaged
+  71  serve: stored data is damaged, found at the start or while serving
   72  serve: the data directory is in use by another process
   73  serve: the node was removed from its cluster
   74  serve: the node's data differs from what a majority of its cluster has`

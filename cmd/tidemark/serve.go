@@ -14,6 +14,7 @@ import (
 	"github.com/spf13/cobra"
 	"go.uber.org/zap"
 
+	"github.com/tidemark-db/tidemark/api"
 	"github.com/tidemark-db/tidemark/config"
 	"github.com/tidemark-db/tidemark/replication"
 	"github.com/tidemark-db/tidemark/server"
@@ -39,10 +40,11 @@ SIGTERM and SIGINT stop it in order: no more calls are taken, what waits is answ
 everything is flushed. A second signal ends it at once; nothing acknowledged is lost.
 
 It ends by itself if it can no longer promise what it acknowledges: with 70 if the disk
-fails or hangs, with 71 if stored data is damaged, with 73 if its cluster has removed it,
-with 74 if a majority of its cluster has other data. It starts with 72 if another process has
-the data directory open, with 2 if the configuration is wrong, with 1 for anything else,
-such as a port that is taken.`,
+fails or hangs, with 71 if stored data is damaged, whether the start, a call or the work in
+the background finds it, with 73 if its cluster has removed it, with 74 if a majority of its
+cluster has other data. It starts with 72 if another process has the data directory open,
+with 2 if the configuration is wrong, with 1 for anything else, such as a port that is
+taken.`,
 		Example: `  tidemark serve
   tidemark serve --data-dir /var/lib/tidemark --listen 127.0.0.1:9000
   TIDEMARK_LOG_FORMAT=json tidemark serve --config /etc/tidemark.yaml`,
@@ -82,6 +84,8 @@ type node struct {
 	raft      net.Listener // nil without peers
 	shard     *replication.Shard
 	server    *server.Server
+	// damage delivers the first damaged data that a call has met.
+	damage chan error
 
 	// The node's own goroutines: the listeners end when the server stops, the watchers
 	// when stopWatching is called.
@@ -128,6 +132,8 @@ func (n *node) run(ctx context.Context) error {
 		return n.stop(context.Cause(ctx))
 	case err := <-n.shard.Fatal():
 		return n.crash(err)
+	case err := <-n.damage:
+		return n.crash(err)
 	case err := <-stalls:
 		return n.crash(err)
 	case err := <-failures:
@@ -158,8 +164,9 @@ func (n *node) open() error {
 	if err = n.openShard(); err != nil {
 		return errors.Join(err, n.grpc.Close(), n.web.Close())
 	}
+	n.damage = make(chan error, 1)
 	n.server, err = server.New(server.Options{
-		Shard: n.shard, Logger: n.log,
+		Shard: n.shard, Logger: n.log, OnDamage: n.foundDamage,
 		MaxRequestBytes: int(c.MaxRequestBytes), MaxCalls: c.MaxConcurrentCalls,
 		// Room for calls that are not admitted yet on top of what may be in flight.
 		MaxBytes: 2 * c.MaxInFlightBytes,
@@ -236,7 +243,9 @@ func (n *node) startError(err error) error {
 }
 
 func damaged(err error) bool {
-	return errors.Is(err, record.ErrCorrupt) || errors.Is(err, tail.ErrDamaged) || errors.Is(err, stable.ErrDamaged) || errors.Is(err, replication.ErrDamaged)
+	var answer *api.Error
+	return errors.Is(err, record.ErrCorrupt) || errors.Is(err, tail.ErrDamaged) || errors.Is(err, stable.ErrDamaged) || errors.Is(err, replication.ErrDamaged) ||
+		errors.As(err, &answer) && answer.Corrupt
 }
 
 // reportReady logs when the node is ready for the first time: as the leader, or following
@@ -281,6 +290,10 @@ func (n *node) stop(cause error) error {
 		}
 		n.log.Info("stopped", zap.Duration("after", time.Since(began).Round(time.Millisecond)))
 		return nil
+	case err := <-n.shard.Fatal():
+		return n.crash(err) // what is still to be flushed never will be
+	case err := <-n.damage:
+		return n.crash(err)
 	case <-timer.C:
 		return fmt.Errorf("the node did not stop within %v (shutdown-timeout) and is cut off; what it acknowledged is on disk, and the next start replays the log", timeout)
 	}
@@ -323,9 +336,9 @@ func (n *node) crash(err error) error {
 	done := make(chan struct{})
 	go func() { // ends with these calls, or with the process: a hung disk may hold them
 		defer close(done)
-		now, cancel := context.WithCancel(context.Background())
-		cancel()
-		n.server.Stop(now)
+		answers, cancel := context.WithTimeout(context.Background(), answerTimeout(err))
+		defer cancel()
+		n.server.Stop(answers)
 		_ = n.shard.Abandon() // what it can still say is about the failure that is reported
 		n.goroutines.Wait()
 	}()
