@@ -47,6 +47,7 @@ lint: vet staticcheck imports proto files tidy ## Run every linter below
 .PHONY: vet
 vet: ## go vet
 	$(GO) vet ./...
+	$(GO) vet -tags faultpoints ./cmd/tidemark
 
 .PHONY: staticcheck
 staticcheck: ## staticcheck, configured in staticcheck.conf

@@ -111,6 +111,9 @@ func (s *Shard) startRaft() error {
 		_, t := raft.NewInmemTransport(s.address(id))
 		trans, g.end = t, t.Close
 	}
+	if wrap := s.opts.Hooks.Transport; wrap != nil {
+		trans = wrap(trans)
+	}
 	var err error
 	if g.raft, err = raft.NewRaft(conf, &fsm{s}, s.logs, s.stable, s.snaps, trans); err != nil {
 		return fmt.Errorf("start raft: %w", err)

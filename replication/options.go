@@ -4,6 +4,7 @@ import (
 	"net"
 	"time"
 
+	"github.com/hashicorp/raft"
 	"go.uber.org/zap"
 )
 
@@ -78,6 +79,9 @@ type Hooks struct {
 	// next, which hands the entry to raft, and returns what waits for the entry's fate,
 	// next's own answer or another.
 	Propose func(next func() (wait func() error)) (wait func() error)
+	// Transport, if set, stands between raft and the network: raft uses what it returns, also
+	// after raft was started again. Questions between nodes (PeerService) do not go through it.
+	Transport func(raft.Transport) raft.Transport
 }
 
 func (o *Options) setDefaults() {

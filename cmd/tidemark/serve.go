@@ -205,8 +205,7 @@ func (n *node) openShard() error {
 	for _, p := range c.Peers {
 		peers = append(peers, replication.Peer{ID: p.ID, Address: p.Address})
 	}
-	var err error
-	n.shard, err = replication.Open(replication.Options{
+	options := replication.Options{
 		Dir: c.DataDir, NodeID: c.NodeID, AdvertiseAddress: c.Advertise, Logger: n.log,
 		Listener: n.raft, RaftAddress: c.RaftAdvertise, Peers: peers, Version: readBuildInfo().Version,
 		MaxInFlightBytes: c.MaxInFlightBytes,
@@ -215,11 +214,13 @@ func (n *node) openShard() error {
 		SnapshotLogBytes: c.SnapshotLogBytes, TrailingLogBytes: c.TrailingLogBytes,
 		MinFreeDiskBytes: none(c.MinFreeDiskBytes),
 		HeartbeatTimeout: c.HeartbeatTimeout, ElectionTimeout: c.ElectionTimeout,
-	})
-	if err != nil {
+	}
+	serveFaultPoints := addFaultPoints(&options)
+	var err error
+	if n.shard, err = replication.Open(options); err != nil {
 		return n.startError(err)
 	}
-	return nil
+	return serveFaultPoints(n.shard)
 }
 
 // startError gives the error of a data directory that does not open its exit code.

@@ -5,16 +5,17 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strings"
 	"testing"
 )
 
 // binaryEnv names the binary to run. Set it to test another than the one that Main builds.
 const binaryEnv = "BINARY_UNDER_TEST"
 
-// Main is the TestMain of a package that runs nodes: it builds cmd/tidemark once, runs the
-// tests, and ends the process.
-func Main(m *testing.M) {
-	code, err := run(m)
+// Main is the TestMain of a package that runs nodes: it builds cmd/tidemark once, with the
+// build tags, runs the tests, and ends the process.
+func Main(m *testing.M, tags ...string) {
+	code, err := run(m, tags)
 	if err != nil {
 		fmt.Fprintln(os.Stderr, err)
 		code = 1
@@ -22,7 +23,7 @@ func Main(m *testing.M) {
 	os.Exit(code)
 }
 
-func run(m *testing.M) (code int, err error) {
+func run(m *testing.M, tags []string) (code int, err error) {
 	if os.Getenv(binaryEnv) == "" {
 		dir, err := os.MkdirTemp("", "tidemark-binary-")
 		if err != nil {
@@ -30,19 +31,27 @@ func run(m *testing.M) (code int, err error) {
 		}
 		defer func() { _ = os.RemoveAll(dir) }() // it may only stay behind
 		path := filepath.Join(dir, "tidemark")
-		args := []string{"build", "-o", path}
-		if Race {
-			args = append(args, "-race")
-		}
-		cmd := exec.Command("go", append(args, "github.com/tidemark-db/tidemark/cmd/tidemark")...)
-		if text, err := cmd.CombinedOutput(); err != nil {
-			return 1, fmt.Errorf("build tidemark: %w\n%s", err, text)
+		if err := Build(path, tags...); err != nil {
+			return 1, err
 		}
 		if err := os.Setenv(binaryEnv, path); err != nil {
 			return 1, err
 		}
 	}
 	return m.Run(), nil
+}
+
+// Build builds cmd/tidemark with the build tags, and the race detector if the test has it.
+func Build(path string, tags ...string) error {
+	args := []string{"build", "-o", path, "-tags", strings.Join(tags, ",")}
+	if Race {
+		args = append(args, "-race")
+	}
+	cmd := exec.Command("go", append(args, "github.com/tidemark-db/tidemark/cmd/tidemark")...)
+	if text, err := cmd.CombinedOutput(); err != nil {
+		return fmt.Errorf("build tidemark: %w\n%s", err, text)
+	}
+	return nil
 }
 
 func binary(tb testing.TB) string {

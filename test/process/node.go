@@ -27,6 +27,8 @@ type Options struct {
 	Args []string
 	// Prefix is a command that runs the binary, such as prlimit with its flags.
 	Prefix []string
+	// Binary is the one to run; empty = the one that Main built.
+	Binary string
 }
 
 // Node is a running (or ended) tidemark serve.
@@ -51,7 +53,10 @@ type Exit struct {
 // Launch starts a node and does not wait for it. The test's cleanup kills it.
 func Launch(tb testing.TB, o Options) *Node {
 	tb.Helper()
-	args := append(append([]string{}, o.Prefix...), binary(tb), "serve", "--data-dir", o.DataDir,
+	if o.Binary == "" {
+		o.Binary = binary(tb)
+	}
+	args := append(append([]string{}, o.Prefix...), o.Binary, "serve", "--data-dir", o.DataDir,
 		"--listen", "127.0.0.1:0", "--raft-listen", "127.0.0.1:0", "--http-listen", "127.0.0.1:0", "--log-format", "json")
 	args = append(args, o.Args...)
 	n := &Node{log: newCapture(), exited: make(chan struct{}), started: time.Now()}
