@@ -211,6 +211,7 @@ func (n *clusterNode) applied() string {
 }
 
 func TestThreeNodesFormReplicateAndFailOver(t *testing.T) {
+	t.Parallel()
 	c := newCluster(t, 3)
 	c.start("n1", "n2", "n3")
 	for i := range 20 {
@@ -233,6 +234,7 @@ func TestThreeNodesFormReplicateAndFailOver(t *testing.T) {
 }
 
 func TestFollowerNamesTheLeadersClientAddress(t *testing.T) {
+	t.Parallel()
 	c := newCluster(t, 3)
 	c.start("n1", "n2", "n3")
 	c.write("1", 1)
@@ -252,6 +254,7 @@ func TestFollowerNamesTheLeadersClientAddress(t *testing.T) {
 }
 
 func TestMemberOfManyDoesNotStartAlone(t *testing.T) {
+	t.Parallel()
 	c := newCluster(t, 3)
 	c.start("n1", "n2", "n3")
 	c.formed()
@@ -272,6 +275,7 @@ func TestMemberOfManyDoesNotStartAlone(t *testing.T) {
 
 // Whatever made raft start again, the node serves on, as what it is then.
 func TestRaftStartsAgainInTheSameProcess(t *testing.T) {
+	t.Parallel()
 	c := newCluster(t, 3)
 	c.start("n1", "n2", "n3")
 	for i := range 6 {

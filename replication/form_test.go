@@ -48,6 +48,7 @@ func (c *cluster) restartKilled(id string) {
 }
 
 func TestClusterFormsWhicheverMemberIsKilledAtWhicheverStep(t *testing.T) {
+	t.Parallel()
 	for _, id := range []string{"n1", "n3"} {
 		for _, step := range formingSteps {
 			t.Run(id+" "+step, func(t *testing.T) {
@@ -63,6 +64,7 @@ func TestClusterFormsWhicheverMemberIsKilledAtWhicheverStep(t *testing.T) {
 }
 
 func TestClusterFormsWhenAllMembersAreKilledAtAStep(t *testing.T) {
+	t.Parallel()
 	for _, step := range formingSteps {
 		t.Run(step, func(t *testing.T) {
 			t.Parallel()
@@ -113,6 +115,7 @@ func (c *cluster) formed() {
 }
 
 func TestNobodyServesBeforeAllInitialPeersAreReached(t *testing.T) {
+	t.Parallel()
 	c := newCluster(t, 3)
 	c.start("n1", "n2")
 	c.until("n1 to say what it waits for", func() bool { return strings.Contains(c.nodes["n1"].Status().Waiting, "n3 at ") })
@@ -125,6 +128,7 @@ func TestNobodyServesBeforeAllInitialPeersAreReached(t *testing.T) {
 }
 
 func TestDirectoryLostWhileFormingDoesNotWedgeTheOthers(t *testing.T) {
+	t.Parallel()
 	for _, id := range []string{"n1", "n2"} {
 		for _, step := range []string{"founding written", "member", "member written", "bootstrapped"} {
 			t.Run(id+" "+step, func(t *testing.T) {
@@ -155,6 +159,7 @@ func TestDirectoryLostWhileFormingDoesNotWedgeTheOthers(t *testing.T) {
 // A wiped voter that voted with its lost memory could help a node that lags to become the
 // leader, and with that undo what it had helped to commit itself.
 func TestWipedVoterCannotUncommit(t *testing.T) {
+	t.Parallel()
 	c := newCluster(t, 3)
 	c.start("n1", "n2", "n3")
 	c.write("1", 1)
@@ -195,6 +200,7 @@ func TestWipedVoterCannotUncommit(t *testing.T) {
 }
 
 func TestNodesOfTwoClustersAreKeptApart(t *testing.T) {
+	t.Parallel()
 	c := newCluster(t, 3)
 	c.start("n1", "n2", "n3")
 	c.formed()

@@ -32,6 +32,7 @@ func (c *cluster) suffrages() map[string]raft.ServerSuffrage {
 }
 
 func TestNodeIsAddedPromotedAndRemoved(t *testing.T) {
+	t.Parallel()
 	c := newCluster(t, 3)
 	c.start("n1", "n2", "n3")
 	for i := range 10 {
@@ -88,6 +89,7 @@ func TestNodeIsAddedPromotedAndRemoved(t *testing.T) {
 }
 
 func TestMembersAreOnlyChangedAsAsked(t *testing.T) {
+	t.Parallel()
 	c := newCluster(t, 3)
 	c.start("n1", "n2", "n3")
 	c.write("1", 1)
@@ -132,6 +134,7 @@ func TestMembersAreOnlyChangedAsAsked(t *testing.T) {
 }
 
 func TestLeadershipIsHandedOverOnRequestAndAtAStop(t *testing.T) {
+	t.Parallel()
 	c := newCluster(t, 3)
 	c.start("n1", "n2", "n3")
 	c.write("1", 1)
@@ -162,6 +165,7 @@ func TestLeadershipIsHandedOverOnRequestAndAtAStop(t *testing.T) {
 }
 
 func TestMemberMovesToAnotherAddress(t *testing.T) {
+	t.Parallel()
 	c := newCluster(t, 3)
 	c.start("n1", "n2", "n3")
 	c.write("1", 1)
@@ -186,6 +190,7 @@ func TestMemberMovesToAnotherAddress(t *testing.T) {
 }
 
 func TestOneNodeGrowsToThree(t *testing.T) {
+	t.Parallel()
 	c := newCluster(t, 1)
 	c.start("n1")
 	c.write("1", 1)
@@ -211,6 +216,7 @@ func alter(n *clusterNode) {
 }
 
 func TestNodeThatDiffersFromTheMajorityEnds(t *testing.T) {
+	t.Parallel()
 	c := newCluster(t, 3)
 	c.start("n1", "n2", "n3")
 	c.write("1", 1)
@@ -239,6 +245,7 @@ func TestNodeThatDiffersFromTheMajorityEnds(t *testing.T) {
 }
 
 func TestDigestsAreJudgedByTheMajorityOfVoters(t *testing.T) {
+	t.Parallel()
 	ids := []raft.ServerID{"a", "b", "c", "d"}
 	servers := []raft.Server{{ID: "a"}, {ID: "b"}, {ID: "c"}, {ID: "d", Suffrage: raft.Nonvoter}}
 	own := func(i uint64) (record.Hash, bool) { return record.Hash{1}, i == 5 || i == 7 }
@@ -274,6 +281,7 @@ func TestDigestsAreJudgedByTheMajorityOfVoters(t *testing.T) {
 }
 
 func TestDigestRingKeepsTheNewest(t *testing.T) {
+	t.Parallel()
 	var r digestRing
 	if _, ok := r.at(0); ok {
 		t.Error("an empty ring has a digest")
@@ -297,6 +305,7 @@ func TestDigestRingKeepsTheNewest(t *testing.T) {
 }
 
 func TestStatusSaysForEveryNodeWhoItIsAndHowFar(t *testing.T) {
+	t.Parallel()
 	c := newCluster(t, 3)
 	c.start("n1", "n2")
 	st, err := c.nodes["n2"].ClusterStatus(within(t, 10*time.Second))
