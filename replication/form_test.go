@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/tidemark-db/tidemark/api"
+	peerpb "github.com/tidemark-db/tidemark/api/tidemark/peer/v1"
 	pb "github.com/tidemark-db/tidemark/api/tidemark/v1"
 )
 
@@ -230,4 +231,68 @@ func TestNodesOfTwoClustersAreKeptApart(t *testing.T) {
 		return false
 	})
 	c.write("1", 2)
+}
+
+// While not all founders hold the name, nobody may be a member: if those that do not hold it
+// lost their directories, the rest would wait for ever for nodes that are no more.
+func TestNobodyIsAMemberBeforeAllFoundersHoldTheName(t *testing.T) {
+	founders := []founder{{NodeID: "n1", Generation: "00000001"}, {NodeID: "n2", Generation: "00000002"}, {NodeID: "n3", Generation: "00000003"}}
+	record := &identity{NodeID: "n1", Generation: "00000001", State: stateFounding, ClusterID: strings.Repeat("ab", 16), Timeline: strings.Repeat("cd", 16), Founders: founders}
+	answer := func(node, generation string, founding *peerpb.Founding) hello {
+		return hello{peer: Peer{ID: node}, resp: &peerpb.HelloResponse{Node: &peerpb.Node{NodeId: node, Generation: generation}, Founding: founding}}
+	}
+	holds := func(node, generation string) hello { return answer(node, generation, record.founding()) }
+	other := *record
+	other.ClusterID = strings.Repeat("ef", 16)
+	fewer := *record
+	fewer.Founders = founders[:2]
+	for _, c := range []struct {
+		name   string
+		id     *identity
+		hellos []hello
+		want   bool
+	}{
+		{"all hold it", record, []hello{holds("n2", "00000002"), holds("n3", "00000003")}, true},
+		{"one does not answer", record, []hello{holds("n2", "00000002")}, false},
+		{"one holds nothing", record, []hello{holds("n2", "00000002"), answer("n3", "00000003", nil)}, false},
+		{"one holds another name", record, []hello{holds("n2", "00000002"), answer("n3", "00000003", other.founding())}, false},
+		{"one has other founders", record, []hello{holds("n2", "00000002"), answer("n3", "00000003", fewer.founding())}, false},
+		{"one lost its directory", record, []hello{holds("n2", "00000002"), holds("n3", "00000009")}, false},
+		{"this one holds nothing", &identity{NodeID: "n1", Generation: "00000001", State: stateEmpty}, []hello{holds("n2", "00000002"), holds("n3", "00000003")}, false},
+	} {
+		if got := (&Shard{}).allHold(c.id, c.hellos); got != c.want {
+			t.Errorf("%s: %v, want %v", c.name, got, c.want)
+		}
+	}
+}
+
+// Two calls may change a directory's identity at once; the later one must see the earlier.
+func TestIdentityChangesOnlyFromWhatItWas(t *testing.T) {
+	dir := t.TempDir()
+	first, err := loadIdentity(dir, "n1")
+	if err != nil {
+		t.Fatal(err)
+	}
+	s := &Shard{opts: Options{Dir: dir, NodeID: "n1"}}
+	s.ident.Store(&first)
+	founding := func(b string) *identity {
+		return &identity{State: stateFounding, ClusterID: strings.Repeat(b, 16), Timeline: strings.Repeat(b, 16), Founders: []founder{{NodeID: "n1", Generation: first.Generation}}}
+	}
+	if err := s.become(&first, founding("aa")); err != nil || s.identity().ClusterID != strings.Repeat("aa", 16) {
+		t.Fatal(s.identity(), err)
+	}
+	late := founding("bb")
+	late.State = stateMember
+	if err := s.become(&first, late); err != nil || s.identity().ClusterID != strings.Repeat("aa", 16) {
+		t.Fatalf("a change from what it no longer was: %+v, %v", s.identity(), err)
+	}
+	now := s.identity()
+	member := founding("aa")
+	member.State = stateMember
+	if err := s.become(now, member); err != nil {
+		t.Fatal(err)
+	}
+	if err := s.become(s.identity(), founding("cc")); err != nil || s.identity().State != stateMember || s.identity().ClusterID != strings.Repeat("aa", 16) {
+		t.Fatalf("a member became %+v, %v", s.identity(), err)
+	}
 }
