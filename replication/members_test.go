@@ -315,6 +315,7 @@ func TestStatusSaysForEveryNodeWhoItIsAndHowFar(t *testing.T) {
 	c.start("n3")
 	c.write("1", 1)
 	c.converged()
+	c.well()
 	leader := c.leader()
 	dead := c.followers()[0]
 	c.kill(dead)

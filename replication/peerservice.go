@@ -159,9 +159,7 @@ func (s *Shard) nodeStatusNow() *peerpb.GetNodeStatusResponse {
 		Hello: s.helloNow(), Role: st.Role,
 		AppliedIndex: st.AppliedIndex, CommitIndex: st.CommitIndex, LastPosition: st.LastPosition,
 	}
-	if st.LeaderID == "" {
-		out.Problems = append(out.Problems, "it knows no leader")
-	}
+	out.Problems = s.problems()
 	out.Healthy = len(out.Problems) == 0
 	return out
 }

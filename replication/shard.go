@@ -54,6 +54,8 @@ type Shard struct {
 	digests digestRing
 	// mismatches counts the times that nodes were found to hold different data.
 	mismatches atomic.Uint64
+	// leaderCommit is the newest commit index that a leader has told of; 0 = none yet.
+	leaderCommit atomic.Uint64
 
 	// park, if not nil, stands in for the waiting of calls: the simulation steers it.
 	park func(ctx context.Context, done <-chan struct{}) bool

@@ -36,6 +36,7 @@ func (s *Shard) tendMembers() {
 		case <-ticker.C:
 		}
 		g := s.raftGroup()
+		s.noteCommit(ctx, g)
 		if g.raft.State() == raft.Leader {
 			alone = time.Time{}
 			s.tendAsLeader(ctx, g)
