@@ -12,6 +12,7 @@ import (
 	"unicode/utf8"
 
 	"github.com/hashicorp/raft"
+	"go.uber.org/zap"
 	"google.golang.org/protobuf/proto"
 
 	peerv1 "github.com/tidemark-db/tidemark/api/tidemark/peer/v1"
@@ -270,6 +271,12 @@ func TestStrangersAreShownTheDoor(t *testing.T) {
 		}
 		b.close()
 	}
+	b := newNode(t, member("n2", "2"))
+	_ = raw(t, b).Close()
+	eventually(t, "the end of a look at the port", func() (string, bool) {
+		lines := b.logs.FilterMessage(logged).All()
+		return fmt.Sprint(lines), len(lines) == 1 && lines[0].Level == zap.DebugLevel
+	})
 }
 
 func TestSilentConnectionsDoNotKeepNodesOut(t *testing.T) {

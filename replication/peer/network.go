@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"net"
 	"sync"
 	"time"
@@ -217,11 +218,15 @@ func (n *Network) welcome(raw net.Conn) {
 	self := n.o.Self()
 	var refused *RefusedError
 	if err != nil && !errors.As(err, &refused) {
-		_ = c.Close()
 		if n.ctx.Err() == nil {
-			n.complain(zap.WarnLevel, host, "no handshake",
+			level := zap.WarnLevel
+			if err == io.EOF {
+				level = zap.DebugLevel // someone looked whether the port is open
+			}
+			n.complain(level, host, "no handshake",
 				"a connection did not begin as one of a node does: this port is for the other nodes, clients have another one", zap.String("from", from), zap.Error(err))
 		}
+		_ = c.Close()
 		return
 	}
 	if refused == nil {
