@@ -9,6 +9,7 @@ import (
 	"go.uber.org/zap"
 
 	"github.com/tidemark-db/tidemark/api"
+	peerpb "github.com/tidemark-db/tidemark/api/tidemark/peer/v1"
 	pb "github.com/tidemark-db/tidemark/api/tidemark/v1"
 	"github.com/tidemark-db/tidemark/replication/peer"
 )
@@ -144,24 +145,65 @@ func (s *Shard) confirmTerm(ctx context.Context, t *tenure) error {
 // that the others would have to find out.
 const handOverTimeout = 2 * time.Second
 
-// HandOver gives leadership to another voter, if this node leads and there is one that can
-// take it, before ctx ends.
+// HandOver gives leadership to another voter before a stop, if this node leads and there is
+// one that can take it, before ctx ends. It is tried once.
 func (s *Shard) HandOver(ctx context.Context) {
-	g := s.raftGroup()
-	if g == nil || s.net == nil || g.raft.State() != raft.Leader || s.failed() {
-		return
-	}
-	ctx, cancel := context.WithTimeout(ctx, handOverTimeout)
-	defer cancel()
-	done := make(chan error, 1)
-	go func() { done <- g.raft.LeadershipTransfer().Error() }() // raft bounds it by its election timeout
-	select {
-	case err := <-done:
-		if err != nil {
-			s.log.Warn("leadership could not be handed over before the stop", zap.Error(err))
+	s.handOver.Do(func() {
+		g := s.raftGroup()
+		if g == nil || s.net == nil || g.raft.State() != raft.Leader || s.failed() {
+			return
 		}
-	case <-ctx.Done():
+		ctx, cancel := context.WithTimeout(ctx, handOverTimeout)
+		defer cancel()
+		to, ok := s.successor(ctx, g)
+		if !ok {
+			s.log.Info("there is no other voter to hand leadership over to")
+			return
+		}
+		done := make(chan error, 1)
+		go func() { // raft bounds it by its election timeout
+			done <- g.raft.LeadershipTransferToServer(to.ID, to.Address).Error()
+		}()
+		select {
+		case err := <-done:
+			if err != nil {
+				s.log.Warn("leadership could not be handed over before the stop", zap.String("to", to.nodeID), zap.Error(err))
+			}
+		case <-ctx.Done():
+		}
+	})
+}
+
+// successor returns the voter that is best fit to lead next: of those that answer and
+// follow this leader, the one that has applied most.
+func (s *Shard) successor(ctx context.Context, g *raftGroup) (server, bool) {
+	ctx, cancel := context.WithTimeout(ctx, helloTimeout)
+	defer cancel()
+	type answer struct {
+		member  server
+		applied uint64
+		ok      bool
 	}
+	var voters []server
+	for _, m := range s.clusterPeers(g) {
+		if m.Suffrage == raft.Voter {
+			voters = append(voters, m)
+		}
+	}
+	answers := make(chan answer, len(voters))
+	for _, m := range voters {
+		go func() { // ends with the call, which ends with ctx
+			st, err := s.clientOf(m.Server).GetNodeStatus(ctx, &peerpb.GetNodeStatusRequest{})
+			answers <- answer{m, st.GetAppliedIndex(), err == nil && st.GetHello().GetLeaderId() == s.opts.NodeID}
+		}()
+	}
+	var best answer
+	for range voters {
+		if a := <-answers; a.ok && (!best.ok || a.applied > best.applied) {
+			best = a
+		}
+	}
+	return best.member, best.ok
 }
 
 // notLeader is the 2011 with what is known of the leader.

@@ -278,20 +278,22 @@ func (s *Shard) RemoveNode(ctx context.Context, id string) error {
 	return nil
 }
 
-// TransferLeadership hands leadership to a voter, to the most caught-up one if to is empty,
-// and returns its id once it leads. Errors: 2011, 2015, 2016; ABORTED if it failed, and this
+// TransferLeadership hands leadership to a voter, to the most caught-up one that answers if to is
+// empty, and returns its id once it leads. Errors: 2011, 2015, 2016; ABORTED if it failed, and this
 // node goes on leading.
 func (s *Shard) TransferLeadership(ctx context.Context, to string) (string, error) {
 	g, t, err := s.leadingGroup()
 	if err != nil {
 		return "", err
 	}
-	var f raft.Future
+	var m server
 	if to == "" {
-		f = g.raft.LeadershipTransfer()
+		var ok bool
+		if m, ok = s.successor(ctx, g); !ok {
+			return "", status.Error(codes.Aborted, "no other voter answers and follows this leader: this node goes on leading")
+		}
 	} else {
-		m, err := s.find(g, to)
-		switch {
+		switch m, err = s.find(g, to); {
 		case err != nil:
 			return "", err
 		case m.Suffrage != raft.Voter:
@@ -299,8 +301,8 @@ func (s *Shard) TransferLeadership(ctx context.Context, to string) (string, erro
 		case to == s.opts.NodeID:
 			return to, nil
 		}
-		f = g.raft.LeadershipTransferToServer(m.ID, m.Address)
 	}
+	f := g.raft.LeadershipTransferToServer(m.ID, m.Address)
 	if err := f.Error(); err != nil {
 		return "", status.Errorf(codes.Aborted, "leadership was not handed over (%v); this node goes on leading unless it lost leadership meanwhile", err)
 	}

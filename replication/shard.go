@@ -98,6 +98,7 @@ type Shard struct {
 	stopErr  error         // of raft's shutdown; written by supervise
 	stopped  chan struct{} // closed by Stop
 	stopOnce sync.Once
+	handOver sync.Once
 	wg       sync.WaitGroup
 }
 
