@@ -85,12 +85,16 @@ func (l *lru[V]) stats() Stats {
 	return Stats{Hits: l.hits, Misses: l.misses, Evictions: l.evictions, Entries: int64(len(l.m)), Bytes: l.used}
 }
 
-// Clear drops everything, as eviction would.
-func (c *Cache) Clear() {
-	for c.heads.root.prev != &c.heads.root {
-		c.heads.drop(c.heads.root.prev)
+// Reset drops everything, and refuses what is filled in from now on but was read before
+// index: the state as of index came from elsewhere, and any value may have changed with it.
+func (c *Cache) Reset(index uint64) {
+	c.heads.reset(index)
+	c.marks.reset(index)
+}
+
+func (l *lru[V]) reset(index uint64) {
+	for l.root.prev != &l.root {
+		l.drop(l.root.prev)
 	}
-	for c.marks.root.prev != &c.marks.root {
-		c.marks.drop(c.marks.root.prev)
-	}
+	l.barrier = max(l.barrier, index)
 }

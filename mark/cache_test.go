@@ -84,14 +84,25 @@ func TestZeroBytesKeepNothing(t *testing.T) {
 	}
 }
 
-func TestClearForgetsAsEvictionDoes(t *testing.T) {
+// A reader takes a view, the whole state is replaced by one as of a later index, and only then
+// does the reader offer what it read, of an aggregate that the cache never held.
+func TestFillOlderThanAResetIsRefused(t *testing.T) {
 	c := NewCache(1<<20, 1<<20)
 	c.PutMark(agg, "a", 7, 20)
 	c.PutHead(agg, headAt(5), 20)
-	c.Clear()
+	c.Reset(50)
 	wantMark(t, c, "a", 0, false)
-	if c.FillMark(agg, "a", 3, 19) || c.FillHead(agg, headAt(4), 19) {
-		t.Fatal("a fill older than what was cleared was taken")
+	if h, ok := c.Head(agg); ok {
+		t.Fatalf("head %v after a reset", h)
+	}
+	other := record.MakeKey("acme", "orders", "2")
+	for _, k := range []record.Key{agg, other} {
+		if c.FillMark(k, "a", 3, 49) || c.FillHead(k, headAt(4), 49) {
+			t.Fatalf("a fill of %s that was read before the reset's index was taken", k)
+		}
+		if !c.FillMark(k, "a", 8, 50) || !c.FillHead(k, headAt(6), 50) {
+			t.Fatalf("a fill of %s that was read at the reset's index was refused", k)
+		}
 	}
 }
 
