@@ -10,13 +10,15 @@ import (
 // flush or a compaction that is syncing the MANIFEST, and neither Apply nor a reader that
 // releases the last reference must.
 //
-// Its goroutine starts with start and ends with a stop that finds no view held.
+// Its goroutine starts with start and ends with a stop that finds no view held, or, after
+// drain, once none is held any more.
 type reaper struct {
 	mu      sync.Mutex
 	wake    sync.Cond
 	retired []*pebble.Snapshot // to be closed
 	held    int                // made and not retired
 	stopped bool
+	drains  bool // stop as soon as held is 0
 	done    chan struct{}
 }
 
@@ -57,12 +59,20 @@ func (r *reaper) stop() (held int) {
 	return 0
 }
 
+// drain ends the goroutine once no view is held, and everything retired is closed.
+func (r *reaper) drain() {
+	r.mu.Lock()
+	r.drains = true
+	r.mu.Unlock()
+	r.wake.Signal()
+}
+
 func (r *reaper) run() {
 	defer close(r.done)
 	var batch []*pebble.Snapshot
 	for {
 		r.mu.Lock()
-		for len(r.retired) == 0 && !r.stopped {
+		for len(r.retired) == 0 && !r.stopped && !(r.drains && r.held == 0) {
 			r.wake.Wait()
 		}
 		if len(r.retired) == 0 {

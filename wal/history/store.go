@@ -32,8 +32,10 @@ type Store struct {
 	// last commit; then View replaces it under commitMu.
 	current atomic.Pointer[View]
 	applied atomic.Pointer[Applied] // written under commitMu
-	// Under commitMu: Close was called, and it has ended.
+	// Under commitMu: Close or Retire was called, and it has ended.
 	closed, ended bool
+	// retired is not nil once Retire was called; under commitMu.
+	retired *retirement
 
 	snapshots reaper
 	lock      *pebble.Lock
@@ -173,10 +175,10 @@ func (s *Store) close(flush bool) error {
 	if s.ended {
 		return nil
 	}
-	s.closed = true
-	if v := s.current.Swap(nil); v != nil {
-		v.Release()
+	if s.retired != nil {
+		return s.awaitRetired()
 	}
+	s.refuse()
 	var flushed error
 	if flush {
 		flushed = s.storageError("flush", s.unlessBroken(s.db.Flush))
@@ -185,7 +187,7 @@ func (s *Store) close(flush bool) error {
 		}
 	}
 	if held := s.snapshots.stop(); held > 0 {
-		return errors.Join(fmt.Errorf("%w: %d of them; release every view, then close again", ErrViewsHeld, held), flushed)
+		return errors.Join(viewsHeld(held), flushed)
 	}
 	s.ended = true
 	return errors.Join(flushed, s.storageError("close "+s.dir, s.unlessBroken(func() error {
