@@ -74,3 +74,15 @@ func freeDisk(dir string) (int64, error) {
 	}
 	return int64(st.Bavail) * st.Bsize, nil
 }
+
+// diskRoom is how many bytes may be written before the reserve is touched; negative = there is
+// none.
+func (s *Shard) diskRoom() int64 {
+	if s.disk.reserve <= 0 {
+		return -1
+	}
+	return max(0, s.disk.free.Load()-s.disk.reserve)
+}
+
+// LogCacheStats is what the cache of log entries does.
+func (s *Shard) LogCacheStats() EntryCacheStats { return s.logs.cache.stats() }

@@ -239,7 +239,7 @@ func TestAbandonFlushesNothing(t *testing.T) {
 	if err := s.Abandon(); err != nil {
 		t.Fatal(err)
 	}
-	store, err := history.Open(history.Options{Dir: s.path("history")})
+	store, err := history.Open(history.Options{Dir: s.hist.path(s.hist.n)})
 	if err != nil {
 		t.Fatal(err)
 	}

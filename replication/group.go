@@ -93,6 +93,9 @@ func (s *Shard) raftConfig() *raft.Config {
 // node becomes a member of its cluster, when it starts as one, and after restartRaft.
 func (s *Shard) startRaft() error {
 	id := s.identity()
+	if err := s.adoptNewest(); err != nil {
+		return err
+	}
 	if err := s.bootstrap(id); err != nil {
 		return err
 	}
@@ -147,9 +150,8 @@ func (s *Shard) bootstrap(id *identity) error {
 	if err != nil {
 		return err
 	}
-	newest, err := s.snaps.newest()
-	if err != nil || last > 0 || newest != nil {
-		return err
+	if last > 0 || s.snaps.newest() != nil {
+		return nil
 	}
 	var conf raft.Configuration
 	for _, f := range id.Founders {

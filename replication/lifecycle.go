@@ -178,6 +178,7 @@ func (s *Shard) closeFiles(flush bool) error {
 	default:
 		errs = append(errs, s.store.Abandon())
 	}
+	errs = append(errs, s.hist.close())
 	if s.tail != nil {
 		errs = append(errs, s.tail.Close())
 	}

@@ -40,6 +40,9 @@ type Options struct {
 	BlockCacheBytes, MemTableBytes int64
 	// SegmentBytes is the size of the tail's files; default 4 MiB.
 	SegmentBytes int
+	// LogCacheBytes bounds the newest log entries that are kept in memory for other nodes to
+	// be sent and for Apply; default 32 MiB, negative = none.
+	LogCacheBytes int64
 	// SnapshotLogBytes is how much log may stand behind the newest snapshot before the next
 	// one is taken; default 256 MiB. TrailingLogBytes is how much stays after it; default 64 MiB.
 	SnapshotLogBytes, TrailingLogBytes int64
@@ -95,6 +98,7 @@ func (o *Options) setDefaults() {
 	def(&o.MarkCacheBytes, 32<<20)
 	def(&o.BlockCacheBytes, 256<<20)
 	def(&o.MemTableBytes, 64<<20)
+	def(&o.LogCacheBytes, 32<<20)
 	def(&o.SnapshotLogBytes, 256<<20)
 	def(&o.TrailingLogBytes, 64<<20)
 	def(&o.MinFreeDiskBytes, 256<<20)

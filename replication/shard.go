@@ -9,7 +9,6 @@ import (
 	"sync/atomic"
 	"time"
 
-	"github.com/cockroachdb/pebble/v2/vfs"
 	"github.com/hashicorp/raft"
 	"go.uber.org/zap"
 	"google.golang.org/grpc"
@@ -47,8 +46,9 @@ type Shard struct {
 	tail    *tail.Log
 	stable  *stable.Store
 	store   *history.Store
+	hist    histories
 	snaps   *snapshotStore
-	logs    raft.LogStore
+	logs    *logStore
 	disk    *diskWatch
 	group   groupBox
 	digests digestRing
@@ -158,8 +158,11 @@ func (s *Shard) open() (err error) {
 	if err := s.checkTerm(); err != nil {
 		return err
 	}
-	if s.snaps, err = openSnapshots(s.path("snapshots"), s.log); err != nil {
+	if s.snaps, err = openSnapshots(s.path("snapshots"), snapshotOptions{log: s.log, identity: s.identity, room: s.diskRoom}); err != nil {
 		return err
+	}
+	s.logs = &logStore{
+		tail: s.tail, snaps: s.snaps, log: s.log, maxLoaned: loanedSnapshots * o.SnapshotLogBytes, cache: newEntryCache(o.LogCacheBytes),
 	}
 	if err := s.openHistory(); err != nil {
 		return err
@@ -170,7 +173,6 @@ func (s *Shard) open() (err error) {
 	if s.disk, err = watchDisk(o, s.stopped, &s.wg); err != nil {
 		return err
 	}
-	s.logs = s.tail
 	if o.Listener != nil {
 		s.net, err = peer.Listen(peer.Options{
 			Listener: o.Listener, Self: s.peerIdentity, Logger: s.log.Named("peer"), AcceptRaft: s.acceptRaft,
@@ -198,65 +200,6 @@ func (s *Shard) open() (err error) {
 }
 
 func (s *Shard) path(name string) string { return filepath.Join(s.opts.Dir, name) }
-
-// openHistory opens the history, first taking it from the newest snapshot if it is behind
-// that, and checks that the tail reaches back to where it ends.
-func (s *Shard) openHistory() error {
-	open := func() (err error) {
-		s.store, err = history.Open(history.Options{
-			Dir: s.path("history"), FS: vfs.Default, BlockCacheBytes: s.opts.BlockCacheBytes,
-			MemTableBytes: s.opts.MemTableBytes, Logger: s.log, OnFatal: s.fatal,
-		})
-		return err
-	}
-	if err := removeLeftovers(s.path("history")); err != nil {
-		return fmt.Errorf("history: %w", err)
-	}
-	if err := open(); err != nil {
-		return err
-	}
-	newest, err := s.snaps.newest()
-	if err != nil {
-		return err
-	}
-	if newest != nil && s.store.Applied().Index < newest.Index {
-		s.log.Warn("the history is behind the newest snapshot and is taken from it",
-			zap.Uint64("applied_index", s.store.Applied().Index), zap.Uint64("snapshot_index", newest.Index))
-		if err := s.store.Close(); err != nil {
-			return err
-		}
-		s.store = nil
-		if err := s.snaps.restoreHistory(newest, s.path("history")); err != nil {
-			return err
-		}
-		if err := open(); err != nil {
-			return err
-		}
-	}
-	applied := s.store.Applied()
-	if t := applied.Timeline; t != "" && t != s.identity().Timeline {
-		return fmt.Errorf("%w: %s holds timeline %s, %s says %s: the files are of different clusters; put back the ones that belong together", ErrDamaged, s.path("history"), t, s.path(identityFile), s.identity().Timeline)
-	}
-	first, err := s.tail.FirstIndex()
-	if err != nil {
-		return err
-	}
-	last, err := s.tail.LastIndex()
-	if err != nil {
-		return err
-	}
-	var snapshot uint64
-	if newest != nil {
-		snapshot = newest.Index
-	}
-	switch {
-	case first > max(applied.Index, snapshot)+1 || (first > 1 && snapshot+1 < first):
-		return fmt.Errorf("%w: %s begins at entry %d, but the history ends at entry %d and the newest snapshot at %d: entries between them are missing; put the missing files back or restore from a backup", ErrDamaged, s.path("tail"), first, applied.Index, snapshot)
-	case last < applied.Index, last == 0 && snapshot > 0:
-		return fmt.Errorf("%w: %s ends at entry %d, but %s has applied entry %d: acknowledged entries are missing from the tail; put its files back or restore from a backup", ErrDamaged, s.path("tail"), last, s.path("history"), applied.Index)
-	}
-	return nil
-}
 
 // checkTerm refuses a term and vote older than the log's newest entry: leading in a term
 // that was used before would make two entries of one term and index.

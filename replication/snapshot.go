@@ -5,17 +5,15 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"io/fs"
 	"os"
 	"path/filepath"
-	"sort"
+	"slices"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/hashicorp/raft"
 	"go.uber.org/zap"
-
-	"github.com/tidemark-db/tidemark/wal/history"
 )
 
 // snapshotStore keeps raft's snapshots: hard-linked checkpoints of the history, each in a
@@ -25,220 +23,261 @@ import (
 //	snapshots/<index>-<term>/history/
 //
 // The checkpoint may be ahead of the snapshot's index, because Apply goes on while it is
-// taken; Apply skips what the history already has. Only the newest one is kept.
+// taken; Apply skips what the history already has. Only the newest one is kept, and those
+// that are being sent to another node until they are sent.
 type snapshotStore struct {
-	dir string
-	log *zap.Logger
+	dir  string
+	opts snapshotOptions
 	// removeAll is os.RemoveAll, but for tests that crash in it.
 	removeAll func(path string) error
+	now       func() time.Time
+
+	mu sync.Mutex
+	// newestMeta is the newest complete snapshot; nil = there is none.
+	newestMeta *snapshotMeta
+	loans      map[string]*loan
+	sinks      int // numbers temporary directories
+}
+
+// snapshotOptions are what a snapshotStore needs from its shard.
+type snapshotOptions struct {
+	log *zap.Logger
+	// identity names this node's cluster and timeline.
+	identity func() *identity
+	// room is how many bytes a snapshot from another node may take; negative = any.
+	room func() int64
+}
+
+// snapshotMeta is what meta.json says.
+type snapshotMeta struct {
+	raft.SnapshotMeta
+	Format    int    `json:"format"`
+	ClusterID string `json:"cluster_id"`
+	Timeline  string `json:"timeline"`
+	// AppliedIndex is the last command that the snapshot stands for. Its own index may be
+	// ahead of that by entries of raft's own.
+	AppliedIndex uint64 `json:"applied_index"`
+	// CheckpointIndex is how far the checkpoint may be ahead: its m/applied is from
+	// AppliedIndex to this.
+	CheckpointIndex uint64 `json:"checkpoint_index"`
+	// Received: it was sent by another node, so that the log of this one does not
+	// necessarily reach it. Pending: it is not restored yet, and the log does not follow on
+	// it yet.
+	Received bool `json:"received"`
+	Pending  bool `json:"pending"`
 }
 
 const (
 	snapshotMetaFile = "meta.json"
 	snapshotTmp      = ".tmp"
-	historyOld       = ".old" // the history that gives way to a checkpoint
+	snapshotFormat   = 1
 )
+
+// loan is a snapshot that is being read, or was until recently.
+type loan struct {
+	meta    *snapshotMeta
+	readers int
+	// superseded: it is to be removed when the last reader closes.
+	superseded bool
+	until      time.Time // see loanAfter; set when the last reader has closed
+}
+
+// loanAfter is how long the log behind a snapshot is kept after it was sent, so that the node
+// that has it can go on from there.
+const loanAfter = time.Minute
+
+// loanedSnapshots bounds that log: it may grow until so many more snapshots have been taken.
+const loanedSnapshots = 4
 
 var _ raft.SnapshotStore = (*snapshotStore)(nil)
 
-// errOneNode is the answer to what raft asks only of a cluster with more than one node.
-var errOneNode = errors.New("snapshots are not sent between nodes: this cluster has one node")
-
 // openSnapshots opens the store and removes what a crash left half done.
-func openSnapshots(dir string, log *zap.Logger) (*snapshotStore, error) {
+func openSnapshots(dir string, o snapshotOptions) (*snapshotStore, error) {
 	if err := makeDir(dir); err != nil {
 		return nil, fmt.Errorf("snapshots: %w", err)
 	}
-	entries, err := os.ReadDir(dir)
-	if err != nil {
+	s := &snapshotStore{dir: dir, opts: o, removeAll: os.RemoveAll, now: time.Now, loans: make(map[string]*loan)}
+	if err := s.load(); err != nil {
 		return nil, fmt.Errorf("snapshots: %w", err)
 	}
-	for _, e := range entries {
-		if strings.HasSuffix(e.Name(), snapshotTmp) {
-			if err := os.RemoveAll(filepath.Join(dir, e.Name())); err != nil {
-				return nil, fmt.Errorf("snapshots: %w", err)
-			}
-		}
-	}
-	return &snapshotStore{dir: dir, log: log, removeAll: os.RemoveAll}, nil
+	return s, nil
 }
 
-// Create begins a snapshot; its files appear under their final name when the sink is closed.
-func (s *snapshotStore) Create(version raft.SnapshotVersion, index, term uint64, conf raft.Configuration, confIndex uint64, _ raft.Transport) (raft.SnapshotSink, error) {
-	id := fmt.Sprintf("%020d-%d", index, term)
-	k := &snapshotSink{store: s, dir: filepath.Join(s.dir, id+snapshotTmp), meta: raft.SnapshotMeta{
-		Version: version, ID: id, Index: index, Term: term, Configuration: conf, ConfigurationIndex: confIndex,
-	}}
-	if err := os.RemoveAll(k.dir); err != nil {
-		return nil, err
-	}
-	return k, os.Mkdir(k.dir, 0o755)
-}
-
-// List returns the snapshots, newest first.
-func (s *snapshotStore) List() ([]*raft.SnapshotMeta, error) {
+func (s *snapshotStore) load() error {
 	entries, err := os.ReadDir(s.dir)
 	if err != nil {
-		return nil, fmt.Errorf("snapshots: %w", err)
+		return err
 	}
-	var out []*raft.SnapshotMeta
+	var all []*snapshotMeta
 	for _, e := range entries {
-		if !e.IsDir() || strings.HasSuffix(e.Name(), snapshotTmp) {
-			continue
-		}
-		path := filepath.Join(s.dir, e.Name(), snapshotMetaFile)
-		b, err := os.ReadFile(path)
-		if err != nil {
-			return nil, fmt.Errorf("%w: snapshot %s: %w", ErrDamaged, e.Name(), err)
-		}
-		var m raft.SnapshotMeta
-		if err := json.Unmarshal(b, &m); err != nil || m.ID != e.Name() {
-			return nil, fmt.Errorf("%w: %s (names snapshot %q, error %v): move the directory away if the log still reaches back to the snapshot before it, else restore from a backup", ErrDamaged, path, m.ID, err)
-		}
-		out = append(out, &m)
-	}
-	sort.Slice(out, func(i, j int) bool { return out[i].Index > out[j].Index })
-	return out, nil
-}
-
-func (s *snapshotStore) newest() (*raft.SnapshotMeta, error) {
-	all, err := s.List()
-	if err != nil || len(all) == 0 {
-		return nil, err
-	}
-	return all[0], nil
-}
-
-// Open would give a snapshot to another node.
-func (s *snapshotStore) Open(string) (*raft.SnapshotMeta, io.ReadCloser, error) {
-	return nil, nil, errOneNode
-}
-
-// restoreHistory replaces the directory at dst by the checkpoint of a snapshot. A crash
-// leaves the old one, none, or the new one, each of them whole, and perhaps directories
-// that removeLeftovers removes.
-func (s *snapshotStore) restoreHistory(m *raft.SnapshotMeta, dst string) error {
-	src := filepath.Join(s.dir, m.ID, "history")
-	tmp, old := dst+snapshotTmp, dst+historyOld
-	if err := removeLeftovers(dst); err != nil {
-		return err
-	}
-	if err := os.Mkdir(tmp, 0o755); err != nil {
-		return err
-	}
-	err := filepath.WalkDir(src, func(path string, d fs.DirEntry, err error) error {
-		if err != nil || path == src {
-			return err
-		}
-		rel, err := filepath.Rel(src, path)
-		if err != nil {
-			return err
-		}
-		to := filepath.Join(tmp, rel)
-		if d.IsDir() {
-			return os.Mkdir(to, 0o755)
-		}
-		// Tables and blob files never change and are shared; the rest is written to.
-		if ext := filepath.Ext(path); ext == ".sst" || ext == ".blob" {
-			return os.Link(path, to)
-		}
-		return copyDurably(path, to)
-	})
-	if err != nil {
-		return fmt.Errorf("take the history from snapshot %s: %w", m.ID, err)
-	}
-	if err := syncDir(tmp); err != nil {
-		return err
-	}
-	if err := os.Rename(dst, old); err != nil {
-		return err
-	}
-	if err := os.Rename(tmp, dst); err != nil {
-		return err
-	}
-	if err := syncDir(filepath.Dir(dst)); err != nil {
-		return err
-	}
-	return removeLeftovers(dst)
-}
-
-// removeLeftovers removes what restoreHistory made on its way.
-func removeLeftovers(dst string) error {
-	return errors.Join(os.RemoveAll(dst+snapshotTmp), os.RemoveAll(dst+historyOld))
-}
-
-func copyDurably(from, to string) error {
-	src, err := os.Open(from)
-	if err != nil {
-		return err
-	}
-	defer func() { _ = src.Close() }()
-	dst, err := os.OpenFile(to, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o644)
-	if err != nil {
-		return err
-	}
-	_, err = io.Copy(dst, src)
-	return errors.Join(err, dst.Sync(), dst.Close())
-}
-
-// snapshotSink is a snapshot being taken.
-type snapshotSink struct {
-	store *snapshotStore
-	dir   string
-	meta  raft.SnapshotMeta
-	ended bool
-}
-
-// ID names the snapshot.
-func (k *snapshotSink) ID() string { return k.meta.ID }
-
-// Write would take a snapshot from another node.
-func (k *snapshotSink) Write([]byte) (int, error) { return 0, errOneNode }
-
-// Cancel removes what was written.
-func (k *snapshotSink) Cancel() error {
-	if k.ended {
-		return nil
-	}
-	k.ended = true
-	return os.RemoveAll(k.dir)
-}
-
-// Close makes the snapshot durable under its name, and then removes the older ones.
-func (k *snapshotSink) Close() error {
-	if k.ended {
-		return nil
-	}
-	k.ended = true
-	b, err := json.MarshalIndent(&k.meta, "", "  ")
-	if err != nil {
-		return err
-	}
-	if err := writeFileDurably(filepath.Join(k.dir, snapshotMetaFile), append(b, '\n')); err != nil {
-		return err
-	}
-	final := filepath.Join(k.store.dir, k.meta.ID)
-	if _, err := os.Stat(final); err == nil {
-		// Nothing was applied since that one, which the log may rest on already: it stays.
-		return os.RemoveAll(k.dir)
-	}
-	if err := os.Rename(k.dir, final); err != nil {
-		return err
-	}
-	if err := syncDir(k.store.dir); err != nil {
-		return err
-	}
-	all, err := k.store.List()
-	if err != nil {
-		return err
-	}
-	for _, m := range all {
-		if m.ID != k.meta.ID {
-			if err := k.store.remove(m.ID); err != nil {
+		switch {
+		case !e.IsDir():
+		case strings.HasSuffix(e.Name(), snapshotTmp):
+			if err := os.RemoveAll(filepath.Join(s.dir, e.Name())); err != nil {
 				return err
 			}
+		default:
+			m, err := s.readMeta(e.Name())
+			if err != nil {
+				return err
+			}
+			all = append(all, m)
 		}
 	}
+	slices.SortFunc(all, func(a, b *snapshotMeta) int { return compareIndex(b.Index, a.Index) })
+	for i, m := range all {
+		if i == 0 {
+			s.newestMeta = m
+			continue
+		}
+		if err := s.remove(m.ID); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func compareIndex(a, b uint64) int {
+	switch {
+	case a < b:
+		return -1
+	case a > b:
+		return 1
+	}
+	return 0
+}
+
+func (s *snapshotStore) readMeta(id string) (*snapshotMeta, error) {
+	path := filepath.Join(s.dir, id, snapshotMetaFile)
+	b, err := os.ReadFile(path)
+	if err != nil {
+		return nil, fmt.Errorf("%w: snapshot %s: %w", ErrDamaged, id, err)
+	}
+	m := &snapshotMeta{}
+	if err := json.Unmarshal(b, m); err != nil || m.ID != id {
+		return nil, fmt.Errorf("%w: %s (names snapshot %q, error %v): move the directory away if the log still reaches back to the snapshot before it, else restore from a backup", ErrDamaged, path, m.ID, err)
+	}
+	if m.Format != snapshotFormat {
+		return nil, fmt.Errorf("%s has format %d, this version reads %d: start the version that wrote it", path, m.Format, snapshotFormat)
+	}
+	return m, nil
+}
+
+func (s *snapshotStore) writeMeta(dir string, m *snapshotMeta) error {
+	b, err := json.MarshalIndent(m, "", "  ")
+	if err != nil {
+		return err
+	}
+	return writeFileDurably(filepath.Join(dir, snapshotMetaFile), append(b, '\n'))
+}
+
+// newest returns the newest complete snapshot, nil if there is none. It must not be changed.
+func (s *snapshotStore) newest() *snapshotMeta {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.newestMeta
+}
+
+// List returns the newest snapshot, if there is one.
+func (s *snapshotStore) List() ([]*raft.SnapshotMeta, error) {
+	m := s.newest()
+	if m == nil {
+		return nil, nil
+	}
+	list := m.SnapshotMeta
+	return []*raft.SnapshotMeta{&list}, nil
+}
+
+// historyDir is where a snapshot's checkpoint is.
+func (s *snapshotStore) historyDir(id string) string { return filepath.Join(s.dir, id, "history") }
+
+// Open begins to read the newest snapshot, which stays until the reader is closed.
+func (s *snapshotStore) Open(id string) (*raft.SnapshotMeta, io.ReadCloser, error) {
+	s.mu.Lock()
+	m := s.newestMeta
+	if m == nil || m.ID != id {
+		s.mu.Unlock()
+		return nil, nil, fmt.Errorf("snapshot %s is not the newest any more", id)
+	}
+	l := s.loans[id]
+	if l == nil {
+		l = &loan{meta: m}
+		s.loans[id] = l
+	}
+	l.readers++
+	s.mu.Unlock()
+	r := &snapshotStream{meta: m, dir: s.historyDir(id), onClose: func() { s.giveBack(l) }}
+	var err error
+	if r.files, err = checkpointFiles(r.dir); err == nil {
+		r.pending, err = streamHeader(m.transferInfo(), r.files)
+	}
+	if size := streamSize(r.pending, r.files); err == nil && size != m.Size {
+		err = fmt.Errorf("%w: snapshot %s: expected files that make %d bytes to send, found %d", ErrDamaged, id, m.Size, size)
+	}
+	if err != nil {
+		return nil, nil, errors.Join(err, r.Close())
+	}
+	list := m.SnapshotMeta
+	return &list, r, nil
+}
+
+// giveBack ends a reader, and removes the snapshot if it was kept for that alone.
+func (s *snapshotStore) giveBack(l *loan) {
+	s.mu.Lock()
+	l.readers--
+	l.until = s.now().Add(loanAfter)
+	last := l.readers == 0 && l.superseded
+	s.mu.Unlock()
+	if last {
+		if err := s.remove(l.meta.ID); err != nil {
+			s.opts.log.Error("a snapshot that is not needed any more could not be removed", zap.String("id", l.meta.ID), zap.Error(err))
+		}
+	}
+}
+
+// loaned returns the lowest index of a snapshot that another node has, or is getting, and
+// whose log it will ask for next.
+func (s *snapshotStore) loaned() (index uint64, ok bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	now := s.now()
+	for id, l := range s.loans {
+		if l.readers == 0 && now.After(l.until) {
+			delete(s.loans, id)
+			continue
+		}
+		if !ok || l.meta.Index < index {
+			index, ok = l.meta.Index, true
+		}
+	}
+	return index, ok
+}
+
+// supersede makes a complete snapshot the newest. It returns the id of the one before if
+// nobody needs that now. mu is held.
+func (s *snapshotStore) supersede(m *snapshotMeta) (gone string) {
+	old := s.newestMeta
+	s.newestMeta = m
+	if old == nil {
+		return ""
+	}
+	if l := s.loans[old.ID]; l != nil && l.readers > 0 {
+		l.superseded = true
+		return ""
+	}
+	return old.ID
+}
+
+// settle records that the newest snapshot is restored, and that the log follows on it.
+func (s *snapshotStore) settle(m *snapshotMeta) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	settled := *m
+	settled.Pending = false
+	if err := s.writeMeta(filepath.Join(s.dir, m.ID), &settled); err != nil {
+		return err
+	}
+	s.newestMeta = &settled
 	return nil
 }
 
@@ -255,89 +294,9 @@ func (s *snapshotStore) remove(id string) error {
 	return s.removeAll(dir + snapshotTmp)
 }
 
-// fsmSnapshot is a snapshot about to be taken; the work is done in Persist, so that Apply
-// goes on meanwhile.
-type fsmSnapshot struct {
-	store *history.Store
-	log   *zap.Logger
-}
-
-// Snapshot is called by raft between two ApplyBatch calls. After a fatal error those apply
-// nothing any more, which raft does not know: a snapshot would claim what it does not hold.
-func (f *fsm) Snapshot() (raft.FSMSnapshot, error) {
-	if f.s.failed() {
-		return nil, errors.New("no snapshot is taken after the storage failed")
-	}
-	return &fsmSnapshot{store: f.s.store, log: f.s.log}, nil
-}
-
-// Restore would replace the history by another node's.
-func (f *fsm) Restore(rc io.ReadCloser) error {
-	return errors.Join(errOneNode, rc.Close())
-}
-
-func (n *fsmSnapshot) Persist(sink raft.SnapshotSink) error {
-	k := sink.(*snapshotSink)
-	began := time.Now()
-	if err := n.store.Checkpoint(filepath.Join(k.dir, "history")); err != nil {
-		return err
-	}
-	n.log.Info("snapshot taken", zap.Uint64("index", k.meta.Index), zap.Uint64("term", k.meta.Term), zap.Duration("took", time.Since(began)))
-	return nil
-}
-
-func (n *fsmSnapshot) Release() {}
-
-// compactEvery is how often the size of the tail is looked at.
-const compactEvery = time.Second
-
-// compact takes a snapshot whenever the tail has grown by SnapshotLogBytes since the last
-// one, and lets raft truncate all but TrailingLogBytes. It ends with the shard.
-func (s *Shard) compact() {
-	defer s.wg.Done()
-	ticker := time.NewTicker(compactEvery)
-	defer ticker.Stop()
-	for {
-		select {
-		case <-s.stopped:
-			return
-		case <-ticker.C:
-		}
-		if s.failed() || s.tail.SizeBytes() < s.opts.SnapshotLogBytes+s.opts.TrailingLogBytes {
-			continue
-		}
-		if err := s.snapshot(); err != nil && !errors.Is(err, raft.ErrNothingNewToSnapshot) {
-			select {
-			case <-s.stopped:
-			default:
-				s.log.Error("snapshot failed; the log grows until one succeeds", zap.Error(err))
-			}
-		}
+func (m *snapshotMeta) transferInfo() *transferInfo {
+	return &transferInfo{
+		ClusterID: m.ClusterID, Timeline: m.Timeline, Index: m.Index, Term: m.Term,
+		AppliedIndex: m.AppliedIndex, CheckpointIndex: m.CheckpointIndex,
 	}
 }
-
-// snapshot takes one now. Raft counts trailing entries; here they are bytes, so the count
-// is set from the entries' mean size first.
-func (s *Shard) snapshot() error {
-	first, err := s.tail.FirstIndex()
-	if err != nil {
-		return err
-	}
-	last, err := s.tail.LastIndex()
-	if err != nil {
-		return err
-	}
-	r := s.raftGroup().raft
-	conf := r.ReloadableConfig()
-	conf.TrailingLogs = minTrailing
-	if size := s.tail.SizeBytes(); size > 0 && last >= first {
-		conf.TrailingLogs = max(minTrailing, uint64(float64(last-first+1)*float64(s.opts.TrailingLogBytes)/float64(size)))
-	}
-	if err := r.ReloadConfig(conf); err != nil {
-		return err
-	}
-	return r.Snapshot().Error()
-}
-
-// minTrailing keeps the tail from ever being empty, which would look like a lost one.
-const minTrailing = 16

@@ -7,6 +7,12 @@ import (
 	"testing"
 
 	"github.com/hashicorp/raft"
+	"go.uber.org/zap/zaptest"
+)
+
+const (
+	testCluster  = "0123456789abcdef0123456789abcdef"
+	testTimeline = "fedcba9876543210fedcba9876543210"
 )
 
 // takeSnapshot makes a snapshot of one file.
@@ -25,7 +31,8 @@ func takeSnapshot(t *testing.T, s *snapshotStore, index uint64, content string) 
 
 func openSnapshotsAt(t *testing.T, dir string) *snapshotStore {
 	t.Helper()
-	s, err := openSnapshots(dir, nil)
+	id := &identity{ClusterID: testCluster, Timeline: testTimeline}
+	s, err := openSnapshots(dir, snapshotOptions{log: zaptest.NewLogger(t), identity: func() *identity { return id }, room: func() int64 { return -1 }})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -96,15 +103,18 @@ func TestNoSnapshotAfterAFatalError(t *testing.T) {
 }
 
 // A history that gives way to a snapshot's used to be removed in place: a crash half way
-// left one that did not open. Now it is moved away, and every moment in between opens.
+// left one that did not open. Now the new one is made beside it, and every moment in between
+// opens.
 func TestCrashWhileTheHistoryGivesWayToASnapshot(t *testing.T) {
 	for name, crash := range map[string]func(history string) error{
-		"before it is moved away": func(h string) error { return os.MkdirAll(h+snapshotTmp, 0o755) },
-		"after it is moved away": func(h string) error {
-			return errors.Join(os.Rename(h, h+historyOld), os.MkdirAll(h+snapshotTmp, 0o755))
+		"before the new one is whole": func(h string) error {
+			return errors.Join(os.Mkdir(filepath.Join(h, "0000000002.new"), 0o755),
+				os.WriteFile(filepath.Join(h, "0000000002.new", "000007.sst"), []byte("the beginning of it"), 0o644))
 		},
-		"while it is removed": func(h string) error {
-			return os.WriteFile(h+historyOld, []byte("what is left of it"), 0o644)
+		"after the new one has its name": func(h string) error {
+			return errors.Join(os.Rename(filepath.Join(h, "0000000001"), filepath.Join(h, "0000000002")),
+				os.Mkdir(filepath.Join(h, "0000000001"), 0o755),
+				os.WriteFile(filepath.Join(h, "0000000001", "000007.sst"), []byte("what is left of it"), 0o644))
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -114,10 +124,9 @@ func TestCrashWhileTheHistoryGivesWayToASnapshot(t *testing.T) {
 				t.Fatal(err)
 			}
 			sameState(t, o, st, 120)
-			for _, left := range []string{h + snapshotTmp, h + historyOld} {
-				if _, err := os.Stat(left); !errors.Is(err, os.ErrNotExist) {
-					t.Errorf("%s is still there (%v)", left, err)
-				}
+			entries, err := os.ReadDir(h)
+			if err != nil || len(entries) != 1 {
+				t.Errorf("%v, %v; want one history", entries, err)
 			}
 		})
 	}
