@@ -291,3 +291,41 @@ func TestRaftStartsAgainInTheSameProcess(t *testing.T) {
 	c.write("1", 7)
 	c.converged()
 }
+
+// The largest requests make entries that take long to send and to flush, and heartbeats wait
+// behind them.
+func TestRequestsAtTheLimitDoNotDisturbLeadership(t *testing.T) {
+	t.Parallel()
+	c := newCluster(t, 3)
+	for _, n := range c.nodes {
+		n.opts.HeartbeatTimeout = 0 // the default
+	}
+	c.start("n1", "n2", "n3")
+	c.write("1", 1)
+	leader := c.leader()
+	term := leader.raftGroup().term()
+	payload := make([]byte, 15<<20)
+	done := make(chan error)
+	for i := range 3 {
+		go func() {
+			for j := range 2 {
+				req := appendOf(fmt.Sprint("w", i), "large", seqs(uint64(j+1)))
+				req.Writes[0].Events[0].Payload = payload
+				if _, err := leader.Append(context.Background(), req); err != nil {
+					done <- err
+					return
+				}
+			}
+			done <- nil
+		}()
+	}
+	for range 3 {
+		if err := <-done; err != nil {
+			t.Fatal(err)
+		}
+	}
+	c.converged()
+	if c.leader() != leader || leader.raftGroup().term() != term {
+		t.Errorf("leadership moved: term %d, then %d", term, leader.raftGroup().term())
+	}
+}

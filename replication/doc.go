@@ -2,8 +2,11 @@
 // with its log, its history and its marks.
 //
 // It owns admission (admission.go), what is in flight (overlay.go, tenure.go), the checks
-// (decide.go), Apply (processor.go, publish.go), and the raft node (leadership.go,
-// snapshot.go). It may import wal, mark, config and api.
+// (decide.go), Apply (processor.go, publish.go), the raft node (group.go, leadership.go,
+// lifecycle.go), its snapshots (snapshot.go and the files after it), how a node comes into a
+// cluster (identity.go, form.go) and what it does there (members.go, tend.go, rounds.go,
+// compare.go). The port between nodes is package peer's. It may import wal, mark, config
+// and api.
 //
 // A request goes one way and has a type of its own at each step: *pb.AppendRequest, pending
 // (encoded, then admitted), proposal (an entry's worth), record.Request (as Apply reads
@@ -18,6 +21,10 @@
 //     overlay at one moment, and only then are callers answered.
 //   - What is in flight belongs to a tenure and dies with its term. Entries carry the term
 //     they were admitted in, and Apply refuses them in any other.
+//   - An empty directory never votes. A directory has a generation, which is part of its
+//     node's name in raft, so that what is meant for a lost one never reaches its successor.
+//   - What a client acts on is said only after a majority of voters, asked after the call
+//     arrived, has confirmed the term that the call was judged in.
 //   - Only an answer by which raft promises that an entry is in no log is a definite no.
 //
 // Dependencies: hashicorp/raft is the most deployed raft library for Go and lets us bring
