@@ -146,11 +146,11 @@ func (s *Setting) parse(c *Config, text string) bool {
 	}
 	switch s.kind {
 	case kindText:
-		return s.setText(c, text, isName(text))
+		return s.setText(c, text, IsNodeID(text))
 	case kindPath:
 		return s.setText(c, text, !strings.ContainsRune(text, 0))
 	case kindAddress:
-		return s.setText(c, text, isAddress(text))
+		return s.setText(c, text, IsAddress(text))
 	case kindWord:
 		return s.setText(c, text, slices.Contains(s.words, text))
 	case kindPeers:
@@ -228,7 +228,8 @@ func (s *Setting) format(c *Config) string {
 	return ""
 }
 
-func isName(s string) bool {
+// IsNodeID says whether s can name a node: 1 to 64 characters from a-z A-Z 0-9 . _ -.
+func IsNodeID(s string) bool {
 	if len(s) == 0 || len(s) > 64 {
 		return false
 	}
@@ -241,7 +242,8 @@ func isName(s string) bool {
 	return true
 }
 
-func isAddress(s string) bool {
+// IsAddress says whether s is host:port, with a port number. The host may be empty.
+func IsAddress(s string) bool {
 	_, port, err := net.SplitHostPort(s)
 	if err != nil || strings.ContainsAny(s, " \t\n/") {
 		return false
@@ -257,7 +259,7 @@ func parsePeers(text string) ([]Peer, bool) {
 	var peers []Peer
 	for part := range strings.SplitSeq(text, ",") {
 		id, address, ok := strings.Cut(strings.TrimSpace(part), "=")
-		if !ok || !isName(id) || !isAddress(address) {
+		if !ok || !IsNodeID(id) || !IsAddress(address) {
 			return nil, false
 		}
 		peers = append(peers, Peer{ID: id, Address: address})
