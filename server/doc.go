@@ -2,8 +2,10 @@
 //
 // It owns what a request must look like (validate*.go), how bytes become messages
 // (codec.go), what every call passes (chain.go), and how the answers of reads are put
-// together (read.go, aggregate.go, marks.go, list.go). It decides nothing about a write:
-// an append whose shape is right goes to the shard, and the shard's answer goes back.
+// together (read.go, aggregate.go, marks.go, list.go), and what probes are told (http.go,
+// health.go). It decides nothing about a write:
+// an append whose shape is right goes to the shard, and the shard's answer goes back; and so
+// does a change of the cluster (cluster.go).
 //
 // It may import api, config, wal, mark and replication; cmd imports it.
 //

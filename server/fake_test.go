@@ -26,8 +26,10 @@ type fakeShard struct {
 	reads    []replication.ReadOptions // as they were asked for
 	inFlight map[string]uint64         // by key and client
 	status   replication.Status
+	checks   []replication.Check
 	leading  bool
 	changed  chan struct{}
+	fakeCluster
 }
 
 // newFakeShard opens a history in memory. At the end of the test it must close, which it
@@ -212,6 +214,18 @@ func (f *fakeShard) Status() replication.Status {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	return f.status
+}
+
+func (f *fakeShard) Checks() []replication.Check {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.checks
+}
+
+func (f *fakeShard) setChecks(checks ...replication.Check) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.checks = checks
 }
 
 func (f *fakeShard) Leading() (bool, <-chan struct{}) {

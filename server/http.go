@@ -1,6 +1,7 @@
 package server
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"net/http"
@@ -9,13 +10,9 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus/promhttp"
 	"go.uber.org/zap"
-)
 
-// check is one line of a probe: err is nil if it passes.
-type check struct {
-	name string
-	err  func() error
-}
+	"github.com/tidemark-db/tidemark/replication"
+)
 
 // maxWebConnections bounds the HTTP connections; probes and scrapes need a few.
 const maxWebConnections = 256
@@ -27,12 +24,9 @@ func newWeb(s *Server) *http.Server {
 	mux := http.NewServeMux()
 	// The process lives as long as it answers: a node that must end (a failed disk) ends
 	// itself, and a restart would not help one that only waits for its peers.
-	mux.Handle("GET /livez", probe([]check{{"ping", func() error { return nil }}}))
-	mux.Handle("GET /readyz", probe([]check{
-		{"ping", func() error { return nil }},
-		{"shard", s.shardReady},
-		{"serving", s.serving},
-	}))
+	mux.Handle("GET /livez", probe(func() []replication.Check { return []replication.Check{ping()} }))
+	mux.Handle("GET /readyz", probe(s.readyChecks))
+	mux.Handle("GET /leaderz", probe(s.leaderChecks))
 	mux.Handle("GET /metrics", promhttp.HandlerFor(s.opts.Registry, promhttp.HandlerOpts{
 		ErrorLog: zap.NewStdLog(s.opts.Logger),
 		Timeout:  10 * time.Second,
@@ -51,40 +45,58 @@ func newWeb(s *Server) *http.Server {
 // HTTPHandler is what ServeWeb serves.
 func (s *Server) HTTPHandler() http.Handler { return s.web.Handler }
 
-func (s *Server) shardReady() error {
-	st := s.opts.Shard.Status()
-	if st.Ready {
-		return nil
-	}
-	leader := "no leader is known"
-	if st.LeaderID != "" {
-		leader = "the leader is " + st.LeaderID
-	}
-	return fmt.Errorf("not ready: role %s in term %d, applied %d of %d committed entries, %s",
-		st.Role, st.Term, st.AppliedIndex, st.CommitIndex, leader)
+// ping passes whenever it is asked.
+func ping() replication.Check { return replication.Check{Name: "ping"} }
+
+// readyChecks: the node leads or follows a leader, is as far as that one, and takes calls. A
+// follower is ready too: it serves reads, and sends writers to the leader.
+func (s *Server) readyChecks() []replication.Check {
+	checks := append([]replication.Check{ping()}, s.opts.Shard.Checks()...)
+	return append(checks, s.serving())
 }
 
-func (s *Server) serving() error {
+// leaderChecks: the node serves as leader.
+func (s *Server) leaderChecks() []replication.Check {
+	leader := replication.Check{Name: "leader"}
+	if leading, _ := s.opts.Shard.Leading(); !leading {
+		st := s.opts.Shard.Status()
+		switch {
+		case st.LeaderID == "":
+			leader.Err = errors.New("this node does not serve as leader, and knows none")
+		case st.LeaderID == st.NodeID:
+			leader.Err = errors.New("this node leads, but does not serve yet, or not any more")
+		default:
+			leader.Err = fmt.Errorf("this node does not serve as leader; the leader is %s at %s", st.LeaderID, cmp.Or(st.LeaderAddress, "an address that is not known yet"))
+		}
+	}
+	return []replication.Check{ping(), leader, s.serving()}
+}
+
+func (s *Server) serving() replication.Check {
+	c := replication.Check{Name: "serving"}
 	select {
 	case <-s.stopping:
-		return errStopping
+		c.Err = errStopping
 	default:
-		return nil
 	}
+	return c
 }
 
-// probe answers 200 "ok" if every check passes, else 503; with ?verbose, and in every 503,
-// one line a check.
-func probe(checks []check) http.Handler {
+// probe answers 200 "ok" if every check passes or is tolerated, else 503; with ?verbose, and
+// in every 503, one line a check.
+func probe(checks func() []replication.Check) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		var lines strings.Builder
 		status := http.StatusOK
-		for _, c := range checks {
-			if err := c.err(); err != nil {
+		for _, c := range checks() {
+			switch {
+			case c.Err == nil:
+				fmt.Fprintf(&lines, "[+]%s ok\n", c.Name)
+			case c.Tolerated:
+				fmt.Fprintf(&lines, "[+]%s ok, but: %v\n", c.Name, c.Err)
+			default:
 				status = http.StatusServiceUnavailable
-				fmt.Fprintf(&lines, "[-]%s: %v\n", c.name, err)
-			} else {
-				fmt.Fprintf(&lines, "[+]%s ok\n", c.name)
+				fmt.Fprintf(&lines, "[-]%s: %v\n", c.Name, c.Err)
 			}
 		}
 		text := "ok\n"

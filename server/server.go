@@ -73,9 +73,11 @@ func New(o Options) (*Server, error) {
 	}
 	r := registrar{Server: s.grpc, chain: s.chain}
 	pb.RegisterEventStoreServiceServer(r, &eventStore{shard: o.Shard, log: o.Logger})
+	pb.RegisterClusterServiceServer(r, &clusterService{shard: o.Shard, log: o.Logger})
 	healthpb.RegisterHealthServer(r, s.health)
 	reflection.Register(r)
 	s.web = newWeb(s)
+	s.setHealth()
 	go s.followLeadership()
 	return s, nil
 }

@@ -50,6 +50,29 @@ func TestHealthFollowsTheLeadership(t *testing.T) {
 	r.shard.setLeading(false)
 	next(healthpb.HealthCheckResponse_NOT_SERVING)
 
+	// A node that is not a member of a cluster yet has nothing to serve.
+	is := func(want healthpb.HealthCheckResponse_ServingStatus) {
+		t.Helper()
+		all, err := client.Watch(ctx, &healthpb.HealthCheckRequest{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		for {
+			got, err := all.Recv()
+			if err != nil {
+				t.Fatalf("waiting for the node to be %v: %v", want, err)
+			}
+			if got.GetStatus() == want {
+				return
+			}
+		}
+	}
+	r.shard.setStatus(replication.Status{Role: "joining"})
+	r.shard.setLeading(false)
+	is(healthpb.HealthCheckResponse_NOT_SERVING)
+	r.shard.setStatus(replication.Status{Role: "candidate"})
+	is(healthpb.HealthCheckResponse_SERVING)
+
 	node, err := client.Check(ctx, &healthpb.HealthCheckRequest{})
 	if err != nil || node.GetStatus() != healthpb.HealthCheckResponse_SERVING {
 		t.Errorf("the node's health: %v, %v", node, err)
@@ -88,7 +111,7 @@ func TestReflectionListsTheServices(t *testing.T) {
 	for _, s := range resp.GetListServicesResponse().GetService() {
 		names = append(names, s.GetName())
 	}
-	if got := strings.Join(names, " "); !strings.Contains(got, "grpc.health.v1.Health") || !strings.Contains(got, "tidemark.v1.EventStoreService") {
+	if got := strings.Join(names, " "); !strings.Contains(got, "grpc.health.v1.Health") || !strings.Contains(got, "tidemark.v1.EventStoreService") || !strings.Contains(got, "tidemark.v1.ClusterService") {
 		t.Errorf("services: %s", got)
 	}
 	if err := stream.CloseSend(); err != nil {
@@ -130,7 +153,9 @@ func TestProbesAndMetrics(t *testing.T) {
 	want("/livez", 200, "ok\n")
 	want("/livez?verbose", 200, "[+]ping ok\n")
 	want("/readyz", 200, "ok\n")
-	want("/readyz?verbose", 200, "[+]ping ok\n[+]shard ok\n[+]serving ok\n")
+	r.shard.setChecks(replication.Check{Name: "member"}, replication.Check{Name: "disk", Err: errors.New("nearly full"), Tolerated: true})
+	want("/readyz", 200, "ok\n")
+	want("/readyz?verbose", 200, "[+]ping ok\n[+]member ok\n[+]disk ok, but: nearly full\n[+]serving ok\n")
 	if code, body := get(t, base+"/metrics"); code != 200 || !strings.Contains(body, "\ngo_goroutines ") || !strings.Contains(body, "\nprocess_resident_memory_bytes ") {
 		t.Errorf("/metrics: %d %.200q", code, body)
 	}
@@ -138,13 +163,26 @@ func TestProbesAndMetrics(t *testing.T) {
 		t.Errorf("/nothing: %d", code)
 	}
 
-	r.shard.setStatus(replication.Status{Role: "follower", Term: 7, AppliedIndex: 3, CommitIndex: 9, LeaderID: "n2"})
-	notReady := "[+]ping ok\n[-]shard: not ready: role follower in term 7, applied 3 of 9 committed entries, the leader is n2\n[+]serving ok\n"
-	want("/readyz", 503, notReady)
+	r.shard.setChecks(replication.Check{Name: "member"}, replication.Check{Name: "leader", Err: errors.New("it knows none")})
+	want("/readyz", 503, "[+]ping ok\n[+]member ok\n[-]leader: it knows none\n[+]serving ok\n")
 	want("/livez", 200, "ok\n")
-	r.shard.setStatus(replication.Status{Role: "candidate"})
-	want("/readyz", 503, "[+]ping ok\n[-]shard: not ready: role candidate in term 0, applied 0 of 0 committed entries, no leader is known\n[+]serving ok\n")
-	r.shard.setStatus(replication.Status{Ready: true})
+	r.shard.setChecks()
+
+	for _, c := range []struct {
+		status replication.Status
+		line   string
+	}{
+		{replication.Status{NodeID: "n1"}, "this node does not serve as leader, and knows none"},
+		{replication.Status{NodeID: "n1", LeaderID: "n2", LeaderAddress: "10.0.0.2:7440"}, "this node does not serve as leader; the leader is n2 at 10.0.0.2:7440"},
+		{replication.Status{NodeID: "n1", LeaderID: "n2"}, "this node does not serve as leader; the leader is n2 at an address that is not known yet"},
+		{replication.Status{NodeID: "n1", LeaderID: "n1"}, "this node leads, but does not serve yet, or not any more"},
+	} {
+		r.shard.setStatus(c.status)
+		want("/leaderz", 503, "[+]ping ok\n[-]leader: "+c.line+"\n[+]serving ok\n")
+	}
+	r.shard.setLeading(true)
+	want("/leaderz", 200, "ok\n")
+	want("/leaderz?verbose", 200, "[+]ping ok\n[+]leader ok\n[+]serving ok\n")
 
 	// Going away: not ready, still alive, until it is gone.
 	waiting, release := holdAppends(r.shard)
@@ -155,7 +193,8 @@ func TestProbesAndMetrics(t *testing.T) {
 	if err := r.server.Drain(over); !errors.Is(err, context.Canceled) {
 		t.Errorf("Drain with a call at work: %v", err)
 	}
-	want("/readyz", 503, "[+]ping ok\n[+]shard ok\n[-]serving: the node is stopping\n")
+	want("/readyz", 503, "[+]ping ok\n[-]serving: the node is stopping\n")
+	want("/leaderz", 503, "[+]ping ok\n[+]leader ok\n[-]serving: the node is stopping\n")
 	want("/livez", 200, "ok\n")
 	release()
 	if err := call(); err != nil {

@@ -12,6 +12,7 @@ import (
 // Shard is what the server needs of a shard; *replication.Shard is one. Its errors are
 // *api.Error, errors of the call's context, or faults of the node.
 type Shard interface {
+	Cluster
 	// Append judges and commits a request whose shape has been checked.
 	Append(ctx context.Context, req *pb.AppendRequest) (*pb.AppendResponse, error)
 	// Read returns a view as fresh as asked for, which the caller releases.
@@ -23,6 +24,8 @@ type Shard interface {
 	Holder(v *history.View, k record.Key, client string, seq uint64) (*pb.Holder, error)
 	// Status describes the node.
 	Status() replication.Status
+	// Checks says what the node is well in.
+	Checks() []replication.Check
 	// Leading says whether this node serves as leader, and when to ask again.
 	Leading() (ready bool, changed <-chan struct{})
 }
