@@ -206,12 +206,14 @@ func (s *Shard) successor(ctx context.Context, g *raftGroup) (server, bool) {
 	return best.member, best.ok
 }
 
-// notLeader is the 2011 with what is known of the leader.
+// notLeader is the 2011 with what is known of the leader. It never names this node, which
+// raft may still take for the leader: a client would follow that back to here.
 func (s *Shard) notLeader(text string) error {
 	detail := &pb.NotLeader{}
 	if g := s.group.get(); g != nil {
-		detail.LeaderId = peer.NodeID(g.leader())
-		detail.LeaderAddress = s.clientAddress(detail.LeaderId)
+		if id := peer.NodeID(g.leader()); id != s.opts.NodeID {
+			detail.LeaderId, detail.LeaderAddress = id, s.clientAddress(id)
+		}
 	}
 	return api.Errorf(pb.ErrorCode_ERROR_CODE_NOT_LEADER, "%s: nothing was written, ask the leader", text).With(detail)
 }
