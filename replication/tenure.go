@@ -23,6 +23,9 @@ type tenure struct {
 	term  uint64
 	group group
 	ready bool // inherited entries are applied; requests are admitted
+	// lost: raft said that leadership is gone, and the end of the tenure is on its way. What
+	// is queued is not handed over any more, so that it gets a definite answer.
+	lost bool
 	// overlay holds what is in flight: queued, or proposed.
 	overlay *overlay
 	queue   []*pending
@@ -163,7 +166,7 @@ func (s *Shard) next(t *tenure) *proposal {
 func (s *Shard) takeNext(t *tenure) *proposal {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.tenure != t {
+	if s.tenure != t || t.lost {
 		return nil
 	}
 	g := t.take(s.lastTicket + 1)
@@ -185,6 +188,7 @@ func (s *Shard) resolved(t *tenure, g *proposal, err error) {
 		o = outcome{kind: notProposed, reason: fmt.Sprintf("this node gave the write back before it was logged (%v)", err)}
 	}
 	s.mu.Lock()
+	t.lost = t.lost || errors.Is(err, raft.ErrLeadershipLost)
 	if t.proposed[g.ticket] != g || g.answered {
 		s.mu.Unlock()
 		return // ended with the tenure, or applied after all
