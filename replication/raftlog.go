@@ -2,6 +2,7 @@ package replication
 
 import (
 	"fmt"
+	"time"
 
 	"github.com/hashicorp/go-hclog"
 	"go.uber.org/zap"
@@ -15,10 +16,21 @@ type raftLogger struct {
 	z *zap.Logger
 }
 
+// Raft says several times a second that it cannot reach a node that is down. Of lines with
+// one text, the first few of each span are written, and then one in many, so that they are
+// neither lost nor all that there is to see.
+const (
+	raftLogSpan  = 10 * time.Second
+	raftLogFirst = 6
+	raftLogEvery = 100
+)
+
 // newRaftLogger returns a logger for raft; raft's info is our debug, since what an operator
 // needs of it is logged here in the contract's words.
 func newRaftLogger(z *zap.Logger) hclog.Logger {
-	return &raftLogger{Logger: hclog.NewNullLogger(), z: z.WithOptions(zap.AddCallerSkip(1))}
+	return &raftLogger{Logger: hclog.NewNullLogger(), z: z.WithOptions(zap.AddCallerSkip(1), zap.WrapCore(func(c zapcore.Core) zapcore.Core {
+		return zapcore.NewSamplerWithOptions(c, raftLogSpan, raftLogFirst, raftLogEvery)
+	}))}
 }
 
 func (l *raftLogger) write(level zapcore.Level, msg string, args []any) {

@@ -25,3 +25,19 @@ func TestRaftsFormattedValuesAreFormatted(t *testing.T) {
 		t.Errorf("%s lines; want 1", found)
 	}
 }
+
+// A node that is down for a night would otherwise fill the log of those that are up.
+func TestRaftsRepeatedLinesAreThinnedOut(t *testing.T) {
+	core, logs := observer.New(zap.DebugLevel)
+	l := newRaftLogger(zap.New(core))
+	for range 50 {
+		l.Error("failed to heartbeat to", "peer", "n3")
+	}
+	l.Warn("something else")
+	if n := logs.FilterMessage("failed to heartbeat to").Len(); n != raftLogFirst {
+		t.Errorf("%d lines of 50 were written, want %d", n, raftLogFirst)
+	}
+	if n := logs.FilterMessage("something else").Len(); n != 1 {
+		t.Errorf("another line was written %d times", n)
+	}
+}
