@@ -17,6 +17,7 @@ import (
 	"google.golang.org/grpc"
 
 	"github.com/tidemark-db/tidemark/internal/bench"
+	"github.com/tidemark-db/tidemark/internal/leader"
 	"github.com/tidemark-db/tidemark/server"
 )
 
@@ -84,8 +85,14 @@ func (f *benchFlags) validate(cmd *cobra.Command) error {
 	return nil
 }
 
+// closableConn is a connection that is closed after the run.
+type closableConn interface {
+	grpc.ClientConnInterface
+	io.Closer
+}
+
 // run opens the connections with dial, drives the calls, and prints the result.
-func (f *benchFlags) run(ctx context.Context, cmd *cobra.Command, output string, dial func(...grpc.DialOption) (*grpc.ClientConn, error)) error {
+func (f *benchFlags) run(ctx context.Context, cmd *cobra.Command, output string, dial func(...grpc.DialOption) (closableConn, error)) error {
 	conns := make([]grpc.ClientConnInterface, 0, f.connections)
 	for range min(f.connections, f.opts.Outstanding) {
 		conn, err := dial(bench.DialOptions()...)
@@ -124,14 +131,28 @@ a new aggregate.`,
 			}
 			ctx, cancel := client.context(cmd.Context())
 			defer cancel()
-			return f.run(ctx, cmd, client.output, func(opts ...grpc.DialOption) (*grpc.ClientConn, error) {
-				return dial(ctx, &client, opts...)
+			return f.run(ctx, cmd, client.output, func(opts ...grpc.DialOption) (closableConn, error) {
+				return dialLeader(ctx, &client, opts...)
 			})
 		},
 	}
 	f.register(cmd)
 	client.register(cmd, 0)
 	return cmd
+}
+
+// dialLeader connects to the node that leads, so that finding it is no part of what is
+// measured. When another one leads the connection goes there.
+func dialLeader(ctx context.Context, client *clientFlags, opts ...grpc.DialOption) (closableConn, error) {
+	conn, err := client.connect(opts...)
+	if err != nil {
+		return nil, err
+	}
+	if err := conn.FindLeader(ctx); err != nil {
+		_ = conn.Close()
+		return nil, callError(notTaken(err))
+	}
+	return conn, nil
 }
 
 func newBenchEchoCommand() *cobra.Command {
@@ -163,8 +184,8 @@ no effect.`,
 			if err != nil {
 				return err
 			}
-			err = f.run(ctx, cmd, client.output, func(opts ...grpc.DialOption) (*grpc.ClientConn, error) {
-				return dialAddress(ctx, echo.Address, opts...)
+			err = f.run(ctx, cmd, client.output, func(opts ...grpc.DialOption) (closableConn, error) {
+				return leader.Dial(ctx, echo.Address, opts...)
 			})
 			return errors.Join(err, echo.Stop())
 		},

@@ -3,8 +3,10 @@ package main
 import (
 	"context"
 	"errors"
+	"fmt"
 	"io"
 	"os"
+	"sync"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -68,7 +70,7 @@ func isRegular(w io.Writer) bool {
 func runExport(cmd *cobra.Command, client *clientFlags, opts importer.ExportOptions) error {
 	ctx, cancel := client.context(cmd.Context())
 	defer cancel()
-	conn, err := dial(ctx, client, notice())
+	conn, err := client.connect(notice())
 	if err != nil {
 		return err
 	}
@@ -79,8 +81,18 @@ func runExport(cmd *cobra.Command, client *clientFlags, opts importer.ExportOpti
 	if isRegular(cmd.OutOrStdout()) {
 		bar = newProgress(cmd.ErrOrStderr(), -1)
 	}
+	// What the export says comes from several goroutines.
+	var mu sync.Mutex
 	opts.Progress = func(c importer.ExportCounts) {
+		mu.Lock()
+		defer mu.Unlock()
 		bar.say(func() string { return exported(c) })
+	}
+	opts.Waiting = func(err error) {
+		mu.Lock()
+		defer mu.Unlock()
+		bar.clear()
+		fmt.Fprintf(cmd.ErrOrStderr(), "tidemark: %s; the export goes on trying, for up to %s (--retry-for)\n", printable(plainError(err).Error()), opts.RetryFor)
 	}
 	_, err = importer.Export(ctx, pb.NewEventStoreServiceClient(conn), cmd.OutOrStdout(), opts)
 	bar.clear()

@@ -16,6 +16,7 @@ import (
 
 	"github.com/tidemark-db/tidemark/api"
 	pb "github.com/tidemark-db/tidemark/api/tidemark/v1"
+	"github.com/tidemark-db/tidemark/internal/leader"
 )
 
 // callError turns what a reading call failed with into the command's error. The advice is
@@ -102,6 +103,8 @@ func (e *transportError) Unwrap() error { return e.cause }
 func plainError(err error) error {
 	text := ""
 	switch s := status.Convert(err); {
+	case errors.As(err, new(*leader.NotTakenError)):
+		text = strings.ReplaceAll(err.Error(), "\n", "; ")
 	case s.Code() == codes.DeadlineExceeded || errors.Is(err, context.DeadlineExceeded):
 		text = "no answer came within --timeout"
 	case s.Code() == codes.Canceled || errors.Is(err, context.Canceled):

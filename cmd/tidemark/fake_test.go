@@ -27,9 +27,9 @@ type fakeStore struct {
 	marks     func(*pb.ListMarksRequest) (*pb.ListMarksResponse, error)
 	find      func(*pb.FindEventRequest) (*pb.FindEventResponse, error)
 
-	orgs       func(*pb.ListOrgsRequest) *pb.ListOrgsResponse
-	types      func(*pb.ListTypesRequest) *pb.ListTypesResponse
-	aggregates func(*pb.ListAggregatesRequest) *pb.ListAggregatesResponse
+	orgs       func(*pb.ListOrgsRequest) (*pb.ListOrgsResponse, error)
+	types      func(*pb.ListTypesRequest) (*pb.ListTypesResponse, error)
+	aggregates func(*pb.ListAggregatesRequest) (*pb.ListAggregatesResponse, error)
 
 	mu       sync.Mutex
 	requests []proto.Message
@@ -141,17 +141,17 @@ func (f *fakeStore) FindEvent(_ context.Context, req *pb.FindEventRequest) (*pb.
 
 func (f *fakeStore) ListOrgs(_ context.Context, req *pb.ListOrgsRequest) (*pb.ListOrgsResponse, error) {
 	f.note(req)
-	return f.orgs(req), nil
+	return f.orgs(req)
 }
 
 func (f *fakeStore) ListTypes(_ context.Context, req *pb.ListTypesRequest) (*pb.ListTypesResponse, error) {
 	f.note(req)
-	return f.types(req), nil
+	return f.types(req)
 }
 
 func (f *fakeStore) ListAggregates(_ context.Context, req *pb.ListAggregatesRequest) (*pb.ListAggregatesResponse, error) {
 	f.note(req)
-	return f.aggregates(req), nil
+	return f.aggregates(req)
 }
 
 // at is a moment of the day that all tests happen on.

@@ -102,7 +102,7 @@ func (f *importFlags) run(cmd *cobra.Command, name string) error {
 		return err
 	}
 	defer func() { _ = file.Close() }()
-	conn, err := dial(ctx, &f.client, notice())
+	conn, err := f.client.connect(notice())
 	if err != nil {
 		return err
 	}

@@ -13,20 +13,20 @@ func TestListWalksAllPagesUpToTheLimit(t *testing.T) {
 		return &pb.GetAggregateResponse{Aggregate: key, Version: 2, EventCount: 3, LastCommittedAt: at(11), Deleted: deleted}
 	}
 	store := &fakeStore{
-		orgs: func(req *pb.ListOrgsRequest) *pb.ListOrgsResponse {
+		orgs: func(req *pb.ListOrgsRequest) (*pb.ListOrgsResponse, error) {
 			if req.GetPageToken() == "" {
-				return &pb.ListOrgsResponse{Orgs: []string{"acme"}, NextPageToken: "p2"}
+				return &pb.ListOrgsResponse{Orgs: []string{"acme"}, NextPageToken: "p2"}, nil
 			}
-			return &pb.ListOrgsResponse{Orgs: []string{"bench"}}
+			return &pb.ListOrgsResponse{Orgs: []string{"bench"}}, nil
 		},
-		types: func(*pb.ListTypesRequest) *pb.ListTypesResponse {
-			return &pb.ListTypesResponse{Types: []string{"claims", "orders"}}
+		types: func(*pb.ListTypesRequest) (*pb.ListTypesResponse, error) {
+			return &pb.ListTypesResponse{Types: []string{"claims", "orders"}}, nil
 		},
-		aggregates: func(req *pb.ListAggregatesRequest) *pb.ListAggregatesResponse {
+		aggregates: func(req *pb.ListAggregatesRequest) (*pb.ListAggregatesResponse, error) {
 			if req.GetPageToken() == "" {
-				return &pb.ListAggregatesResponse{Aggregates: []*pb.GetAggregateResponse{one("481", false)}, NextPageToken: "p2"}
+				return &pb.ListAggregatesResponse{Aggregates: []*pb.GetAggregateResponse{one("481", false)}, NextPageToken: "p2"}, nil
 			}
-			return &pb.ListAggregatesResponse{Aggregates: []*pb.GetAggregateResponse{one("482", true)}, NextPageToken: "p3"}
+			return &pb.ListAggregatesResponse{Aggregates: []*pb.GetAggregateResponse{one("482", true)}, NextPageToken: "p3"}, nil
 		},
 	}
 	server := store.start(t)

@@ -21,6 +21,7 @@ import (
 	"github.com/tidemark-db/tidemark/api"
 	pb "github.com/tidemark-db/tidemark/api/tidemark/v1"
 	"github.com/tidemark-db/tidemark/config"
+	"github.com/tidemark-db/tidemark/internal/leader"
 	"github.com/tidemark-db/tidemark/replication"
 	"github.com/tidemark-db/tidemark/server"
 	"github.com/tidemark-db/tidemark/wal/record"
@@ -48,6 +49,26 @@ func (s *logSink) String() string {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.text.String()
+}
+
+// until waits until the text has want in it.
+func (s *logSink) until(t *testing.T, want string) {
+	t.Helper()
+	for {
+		s.mu.Lock()
+		text, changed := s.text.String(), s.changed
+		s.mu.Unlock()
+		if strings.Contains(text, want) {
+			return
+		}
+		select {
+		case <-changed:
+		case <-t.Context().Done():
+			t.Fatalf("nobody ever said %q:\n%s", want, text)
+		case <-time.After(20 * time.Second):
+			t.Fatalf("nobody said %q within 20 s:\n%s", want, text)
+		}
+	}
 }
 
 // line returns the fields of the first JSON line with a message, once it is there.
@@ -244,7 +265,7 @@ func TestAStuckReaderDoesNotDelayTheEndBeyondTheTimeout(t *testing.T) {
 			t.Fatalf("append: exit %d, %s", code, stderr)
 		}
 	}
-	conn, err := dialAddress(t.Context(), n.address)
+	conn, err := leader.Dial(t.Context(), n.address)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -290,7 +311,7 @@ func TestAStuckWriteIsAnsweredAsUnknownWithinTheTimeout(t *testing.T) {
 		t.Fatal(err)
 	}
 	n.goroutines.Go(func() { _ = n.server.Serve(n.grpc) })
-	conn, err := dialAddress(t.Context(), n.grpc.Addr().String())
+	conn, err := leader.Dial(t.Context(), n.grpc.Addr().String())
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -20,6 +20,7 @@ import (
 
 	"github.com/tidemark-db/tidemark/api"
 	pb "github.com/tidemark-db/tidemark/api/tidemark/v1"
+	"github.com/tidemark-db/tidemark/internal/leader"
 )
 
 // AppendOptions says what to send.
@@ -281,6 +282,9 @@ func (w *writer) advance() {
 
 // notNow says whether an error is a definite no that has nothing to do with the write.
 func notNow(err error) bool {
+	if errors.As(err, new(*leader.NotTakenError)) {
+		return true
+	}
 	switch api.CodeOf(err) {
 	case pb.ErrorCode_ERROR_CODE_SERVER_BUSY, pb.ErrorCode_ERROR_CODE_REPLICATION_BACKPRESSURE,
 		pb.ErrorCode_ERROR_CODE_NOT_LEADER, pb.ErrorCode_ERROR_CODE_LEADER_NOT_READY,

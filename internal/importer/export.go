@@ -26,6 +26,9 @@ type ExportOptions struct {
 	RetryFor time.Duration
 	// Progress is told the counts after every aggregate. May be nil.
 	Progress func(ExportCounts)
+	// Waiting is told once, of the first call that could not reach the store and is repeated.
+	// May be nil.
+	Waiting func(error)
 }
 
 // Validate checks the options; errors name the flag.
@@ -63,7 +66,7 @@ func Export(ctx context.Context, client pb.EventStoreServiceClient, w io.Writer,
 	ctx, cancel := context.WithCancel(ctx)
 	ex := &exportRun{
 		client: client, opts: &opts,
-		patience: patience{retryFor: orDefault(opts.RetryFor, defaultRetryFor)},
+		patience: patience{retryFor: orDefault(opts.RetryFor, defaultRetryFor), waiting: onceOf(opts.Waiting)},
 		turns:    make(chan *reading, opts.Readers),
 	}
 	// The lister and the readers it starts end with their work or with ctx.

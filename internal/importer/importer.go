@@ -163,10 +163,7 @@ func Run(ctx context.Context, client pb.EventStoreServiceClient, r io.Reader, op
 	patience := patience{
 		callTimeout: orDefault(opts.CallTimeout, defaultCallTimeout),
 		retryFor:    orDefault(opts.RetryFor, defaultRetryFor),
-	}
-	if opts.Waiting != nil {
-		var once sync.Once
-		patience.waiting = func(err error) { once.Do(func() { opts.Waiting(err) }) }
+		waiting:     onceOf(opts.Waiting),
 	}
 	src, err := newSource(r, &opts)
 	if err != nil {
@@ -203,6 +200,15 @@ func orDefault[T int | time.Duration](value, standard T) T {
 		return standard
 	}
 	return value
+}
+
+// onceOf is tell, except that it tells once; nil stays nil.
+func onceOf(tell func(error)) func(error) {
+	if tell == nil {
+		return nil
+	}
+	var once sync.Once
+	return func(err error) { once.Do(func() { tell(err) }) }
 }
 
 // importRun is one import under way.
