@@ -75,14 +75,18 @@ func (c *Cache) key(k record.Key, client string) []byte {
 // Stats is what a cache did so far and holds now.
 type Stats struct {
 	Hits, Misses, Evictions uint64
-	Entries, Bytes          int64
+	Entries, Bytes, Limit   int64
 }
 
-// Stats returns the figures of heads and marks.
+// Stats returns the figures of heads and marks. Unlike the other methods it may be called by
+// any goroutine at any time.
 func (c *Cache) Stats() (heads, marks Stats) { return c.heads.stats(), c.marks.stats() }
 
 func (l *lru[V]) stats() Stats {
-	return Stats{Hits: l.hits, Misses: l.misses, Evictions: l.evictions, Entries: int64(len(l.m)), Bytes: l.used}
+	return Stats{
+		Hits: l.hits.Load(), Misses: l.misses.Load(), Evictions: l.evictions.Load(),
+		Entries: l.entries.Load(), Bytes: l.used.Load(), Limit: max(l.limit, 0),
+	}
 }
 
 // Reset drops everything, and refuses what is filled in from now on but was read before

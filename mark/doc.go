@@ -13,7 +13,7 @@
 //     others, and is only meaningful while head.LastClient is somebody else.
 //   - Memory is bounded in bytes; 0 bytes keeps nothing.
 //
-// A Cache is not safe for concurrent use: the owner's lock guards it. The list and map are
+// A Cache is not safe for concurrent use but for its Stats: the owner's lock guards it. The list and map are
 // our own because the limit is in bytes, the index rule sits inside eviction, and look-ups
 // by a byte slice must not allocate; no library offers the three.
 package mark

@@ -1,5 +1,7 @@
 package mark
 
+import "sync/atomic"
+
 // entryOverhead is what an entry costs beside its key and value: the struct, the map's
 // bucket and the allocator's rounding. Measured at 100-130 bytes on amd64; see
 // TestLimitIsMemory.
@@ -7,15 +9,17 @@ const entryOverhead = 120
 
 // lru is a map with a limit in bytes that forgets the least recently used first.
 type lru[V any] struct {
-	limit, used int64
-	size        func(V) int
-	m           map[string]*entry[V]
-	root        entry[V] // root.next is the newest, root.prev the oldest
+	limit int64
+	size  func(V) int
+	m     map[string]*entry[V]
+	root  entry[V] // root.next is the newest, root.prev the oldest
 	// barrier is the highest index of any value evicted: an older fill is refused, because
 	// it may be older than what was evicted.
-	barrier      uint64
-	hits, misses uint64
-	evictions    uint64
+	barrier uint64
+
+	// The owner alone changes these; anybody may read them.
+	used, entries           atomic.Int64
+	hits, misses, evictions atomic.Uint64
 }
 
 type entry[V any] struct {
@@ -36,10 +40,10 @@ func newLRU[V any](limit int64, size func(V) int) *lru[V] {
 func (l *lru[V]) get(key []byte) (v *V, ok bool) {
 	e := l.m[string(key)]
 	if e == nil {
-		l.misses++
+		l.misses.Add(1)
 		return nil, false
 	}
-	l.hits++
+	l.hits.Add(1)
 	l.touch(e)
 	return &e.value, true
 }
@@ -47,10 +51,10 @@ func (l *lru[V]) get(key []byte) (v *V, ok bool) {
 // put records the value that is right from index on.
 func (l *lru[V]) put(key []byte, v V, index uint64) {
 	if e := l.m[string(key)]; e != nil {
-		l.used -= e.bytes
+		was := e.bytes
 		e.value, e.index = v, index
 		e.bytes = l.cost(len(key), v)
-		l.used += e.bytes
+		l.used.Add(e.bytes - was)
 		l.touch(e)
 	} else {
 		l.add(key, v, index)
@@ -74,7 +78,8 @@ func (l *lru[V]) fill(key []byte, v V, index uint64) bool {
 func (l *lru[V]) add(key []byte, v V, index uint64) {
 	e := &entry[V]{key: string(key), value: v, index: index, bytes: l.cost(len(key), v)}
 	l.m[e.key] = e
-	l.used += e.bytes
+	l.used.Add(e.bytes)
+	l.entries.Add(1)
 	l.link(e)
 }
 
@@ -94,16 +99,17 @@ func (l *lru[V]) touch(e *entry[V]) {
 }
 
 func (l *lru[V]) shrink() {
-	for l.used > l.limit && l.root.prev != &l.root {
+	for l.used.Load() > l.limit && l.root.prev != &l.root {
 		l.drop(l.root.prev)
-		l.evictions++
+		l.evictions.Add(1)
 	}
 }
 
 func (l *lru[V]) drop(e *entry[V]) {
 	e.prev.next, e.next.prev = e.next, e.prev
 	delete(l.m, e.key)
-	l.used -= e.bytes
+	l.used.Add(-e.bytes)
+	l.entries.Add(-1)
 	if e.index > l.barrier {
 		l.barrier = e.index
 	}
