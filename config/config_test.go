@@ -55,7 +55,8 @@ func TestDefaults(t *testing.T) {
 		Listen: "127.0.0.1:7440", RaftListen: "127.0.0.1:7441", HTTPListen: "127.0.0.1:7442",
 		Advertise: "127.0.0.1:7440", RaftAdvertise: "127.0.0.1:7441",
 		LogLevel: "info", LogFormat: "console",
-		MaxRequestBytes: 4 << 20, MaxConcurrentCalls: 8192, MaxInFlightBytes: 64 << 20,
+		MaxRequestBytes: 4 << 20, MaxConcurrentCalls: 8192, MaxConcurrentReads: 4096,
+		MaxInFlightBytes: 64 << 20, MaxReadBytes: 128 << 20,
 		HeadCacheBytes: 64 << 20, MarkCacheBytes: 32 << 20, BlockCacheBytes: 256 << 20, MemtableBytes: 64 << 20,
 		MemoryLimitBytes: 900 << 20, GCPercent: 400,
 		MinFreeDiskBytes: 256 << 20, SnapshotLogBytes: 256 << 20, TrailingLogBytes: 64 << 20,
@@ -125,6 +126,7 @@ func TestEverySettingIsReadFromEveryLayer(t *testing.T) {
 		"http-listen": "127.0.0.2:3", "advertise": "db.example:4", "raft-advertise": "db.example:5",
 		"peers": "n7=db.example:5", "log-level": "debug", "log-format": "json",
 		"max-request-bytes": "8MiB", "max-concurrent-calls": "17", "max-in-flight-bytes": "128MiB",
+		"max-concurrent-reads": "13", "max-read-bytes": "96MiB",
 		"memory-limit": "8GiB", "gogc": "150", "head-cache-bytes": "0", "mark-cache-bytes": "5MiB",
 		"block-cache-bytes": "1GiB", "memtable-bytes": "32MiB", "min-free-disk-bytes": "0",
 		"snapshot-log-bytes": "1GiB", "trailing-log-bytes": "128MiB", "shutdown-timeout": "3s",
@@ -236,7 +238,7 @@ func TestProblemsNameTheKeyTheSourceAndBothSides(t *testing.T) {
 		{name: "in flight below one request", args: []string{"--max-in-flight-bytes=2MiB"},
 			want: []string{`max-in-flight-bytes (--max-in-flight-bytes): expected at least max-request-bytes (4MiB), or the largest request could never be admitted; found "2MiB"`}},
 		{name: "a memory limit below the caches", args: []string{"--memory-limit=512MiB", "--block-cache-bytes=1GiB"},
-			want: []string{`memory-limit (--memory-limit): expected at least 1309MiB (64MiB + head-cache-bytes 34MiB + mark-cache-bytes 17MiB + block-cache-bytes 1GiB + 4 x memtable-bytes 34MiB + max-in-flight-bytes 34MiB), or smaller values of those; found "512MiB"`}},
+			want: []string{`memory-limit (--memory-limit): expected at least 1310MiB (64MiB + head-cache-bytes 34MiB + mark-cache-bytes 17MiB + block-cache-bytes 1GiB + 4 x memtable-bytes 34MiB + max-in-flight-bytes 34MiB + max-read-bytes 1MiB), or smaller values of those; found "512MiB"`}},
 		{name: "more log kept than snapshots allow", args: []string{"--trailing-log-bytes=512MiB"},
 			want: []string{`trailing-log-bytes (--trailing-log-bytes): expected at most snapshot-log-bytes (256MiB); found "512MiB"`}},
 		{name: "election before heartbeat", args: []string{"--election-timeout=1s", "--heartbeat-timeout=2s"},
@@ -305,11 +307,11 @@ func TestMemoryLimit(t *testing.T) {
 	}{
 		{"a smaller limit shrinks what is left at its default", []string{"--memory-limit=300MiB", "--mark-cache-bytes=16MiB"}, map[string]string{
 			"memory-limit": "300MiB", "mark-cache-bytes": "16MiB", "head-cache-bytes": "18MiB",
-			"block-cache-bytes": "72MiB", "memtable-bytes": "18MiB", "max-in-flight-bytes": "18MiB"}},
+			"block-cache-bytes": "72MiB", "memtable-bytes": "18MiB", "max-in-flight-bytes": "18MiB", "max-read-bytes": "36MiB"}},
 		{"the smallest limit fits its own caches", []string{"--memory-limit=128MiB", "--max-request-bytes=16MiB"}, map[string]string{
-			"memory-limit": "128MiB", "memtable-bytes": "4MiB", "block-cache-bytes": "19MiB", "max-in-flight-bytes": "16MiB"}},
+			"memory-limit": "128MiB", "memtable-bytes": "4MiB", "block-cache-bytes": "19MiB", "max-in-flight-bytes": "16MiB", "max-read-bytes": "7MiB"}},
 		{"larger caches raise the automatic limit", []string{"--block-cache-bytes=1GiB"}, map[string]string{
-			"memory-limit": "1504MiB", "memtable-bytes": "64MiB"}},
+			"memory-limit": "1632MiB", "memtable-bytes": "64MiB"}},
 		{"a larger limit changes nothing else", []string{"--memory-limit=4GiB"}, map[string]string{
 			"memory-limit": "4GiB", "block-cache-bytes": "256MiB", "memtable-bytes": "64MiB"}},
 	} {

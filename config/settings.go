@@ -18,7 +18,9 @@ type Config struct {
 
 	MaxRequestBytes    int64
 	MaxConcurrentCalls int
+	MaxConcurrentReads int
 	MaxInFlightBytes   int64
+	MaxReadBytes       int64
 
 	HeadCacheBytes   int64 // 0 = off
 	MarkCacheBytes   int64 // 0 = off
@@ -125,8 +127,12 @@ func Settings() []Setting {
 			Help: "largest append request that is accepted; larger ones get 2017"},
 		{Key: "max-concurrent-calls", Default: "8192", kind: kindCount, min: 1, max: 1 << 20, field: func(c *Config) any { return &c.MaxConcurrentCalls },
 			Help: "calls that are worked on at once; more get 11000"},
+		{Key: "max-concurrent-reads", Default: "4096", kind: kindCount, min: 1, max: 1 << 20, field: func(c *Config) any { return &c.MaxConcurrentReads },
+			Help: "calls that read and are worked on at once, of all calls; more get 11000"},
 		{Key: "max-in-flight-bytes", Default: "64MiB", kind: kindSize, min: mib, max: 16 * gib, field: func(c *Config) any { return &c.MaxInFlightBytes },
 			Help: "bytes of appends that may wait or be in flight at once; more get 2012"},
+		{Key: "max-read-bytes", Default: "128MiB", kind: kindSize, min: mib, max: 16 * gib, field: func(c *Config) any { return &c.MaxReadBytes },
+			Help: "memory for answers to reads that are being built or that clients have not taken yet, one connection at most half of it; further reads wait, then get 11000, and connections that hold some without taking any for 5s are closed"},
 
 		{Key: "memory-limit", Default: "0", kind: kindSize, min: 128 * mib, max: 16 * tib, zero: true, field: func(c *Config) any { return &c.MemoryLimitBytes },
 			Help: "memory that the node tries to stay below (replaces GOMEMLIMIT); a limit below 900MiB shrinks the caches and buffers that are left at their defaults; 0 = 900MiB, or more if larger caches need it"},

@@ -83,10 +83,16 @@ func (c *Config) derive() {
 		c.sources[key] = Source{OriginDerived, "memory-limit"}
 	}
 	shrink("max-in-flight-bytes", &c.MaxInFlightBytes, c.MaxRequestBytes)
+	shrink("max-read-bytes", &c.MaxReadBytes, mib)
 	shrink("head-cache-bytes", &c.HeadCacheBytes, mib)
 	shrink("mark-cache-bytes", &c.MarkCacheBytes, mib)
 	shrink("block-cache-bytes", &c.BlockCacheBytes, mib)
 	shrink("memtable-bytes", &c.MemtableBytes, 4*mib)
+	// The least of the others, such as one request in flight, is more than their share of a
+	// small limit: reads can do with less.
+	if over := c.leastMemory() - c.MemoryLimitBytes; over > 0 && c.Source("max-read-bytes").Origin == OriginDerived {
+		c.MaxReadBytes = max(c.MaxReadBytes-over, mib)
+	}
 }
 
 func (c *Config) follow(key string, value *string, from, fallback string) {
@@ -106,7 +112,7 @@ const memtables = 4
 // leastMemory is what the configured sizes need.
 func (c *Config) leastMemory() int64 {
 	return baseMemory + c.HeadCacheBytes + c.MarkCacheBytes + c.BlockCacheBytes +
-		memtables*c.MemtableBytes + c.MaxInFlightBytes
+		memtables*c.MemtableBytes + c.MaxInFlightBytes + c.MaxReadBytes
 }
 
 // Validate checks the configuration as a whole. The error is a Problems with everything
@@ -124,9 +130,9 @@ func (c *Config) Validate() error {
 	}
 	if least := c.leastMemory(); c.MemoryLimitBytes < least && !c.wrong("memory-limit") {
 		c.report("memory-limit",
-			fmt.Sprintf("at least %s (%s + head-cache-bytes %s + mark-cache-bytes %s + block-cache-bytes %s + %d x memtable-bytes %s + max-in-flight-bytes %s), or smaller values of those",
+			fmt.Sprintf("at least %s (%s + head-cache-bytes %s + mark-cache-bytes %s + block-cache-bytes %s + %d x memtable-bytes %s + max-in-flight-bytes %s + max-read-bytes %s), or smaller values of those",
 				FormatSize(least), FormatSize(baseMemory), FormatSize(c.HeadCacheBytes), FormatSize(c.MarkCacheBytes),
-				FormatSize(c.BlockCacheBytes), memtables, FormatSize(c.MemtableBytes), FormatSize(c.MaxInFlightBytes)),
+				FormatSize(c.BlockCacheBytes), memtables, FormatSize(c.MemtableBytes), FormatSize(c.MaxInFlightBytes), FormatSize(c.MaxReadBytes)),
 			FormatSize(c.MemoryLimitBytes))
 	}
 	if c.TrailingLogBytes > c.SnapshotLogBytes && !c.wrong("trailing-log-bytes") && !c.wrong("snapshot-log-bytes") {

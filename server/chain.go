@@ -40,11 +40,17 @@ type Authenticator func(ctx context.Context, method string) (context.Context, er
 // answered by gRPC, without a code.
 type chain struct {
 	maxCalls   int64
+	maxReads   int64
 	maxBytes   int64 // of the requests at work, as encoded
 	maxRequest int
 
 	calls atomic.Int64
+	reads atomic.Int64
 	bytes atomic.Int64
+	// refused counts the answers 11000.
+	refused atomic.Uint64
+
+	budget *readBudget // of the bytes of reads
 
 	authenticate Authenticator // may be nil
 	observe      Observer      // may be nil
@@ -84,10 +90,18 @@ type rpc struct {
 	// own: one of Tidemark's services. The standard ones (health, reflection) are not
 	// bounded with them, or a busy node would be taken for a dead one.
 	own bool
+	// read: a method that reads. Reads have a bound of their own below that of all calls, so
+	// that readers who do not take their answers leave room for writers.
+	read bool
 }
 
 func rpcOf(service, method string) rpc {
-	return rpc{method: "/" + service + "/" + method, own: strings.HasPrefix(service, "tidemark.")}
+	r := rpc{method: "/" + service + "/" + method, own: strings.HasPrefix(service, "tidemark.")}
+	switch method {
+	case "Read", "GetAggregate", "GetMark", "ListMarks", "FindEvent", "ListOrgs", "ListTypes", "ListAggregates":
+		r.read = r.own
+	}
+	return r
 }
 
 func (c *chain) unary(r rpc, next grpc.MethodHandler) grpc.MethodHandler {
@@ -97,7 +111,11 @@ func (c *chain) unary(r rpc, next grpc.MethodHandler) grpc.MethodHandler {
 		if ctx, err = x.begin(ctx); err != nil {
 			return nil, err
 		}
-		return next(srv, ctx, func(m any) error { return x.receive(dec, m) }, nil)
+		resp, err = next(srv, ctx, func(m any) error { return x.receive(dec, m) }, nil)
+		if err != nil || x.reads == nil || x.reads.building == nil {
+			return resp, err
+		}
+		return x.reads.encode(resp.(proto.Message))
 	}
 }
 
@@ -137,6 +155,7 @@ type call struct {
 	start   time.Time
 	counted bool
 	in      inbound
+	reads   *callReads // of a reading call that was admitted
 }
 
 // begin admits the call or says why not.
@@ -150,6 +169,13 @@ func (x *call) begin(ctx context.Context) (context.Context, error) {
 		if n := c.calls.Add(1); n > c.maxCalls {
 			return ctx, api.Errorf(pb.ErrorCode_ERROR_CODE_SERVER_BUSY,
 				"%d calls are at work on this node, which is its limit; ask again later", c.maxCalls).After(retryBusy)
+		}
+	}
+	if x.rpc.read {
+		ctx, x.reads = c.budget.withReads(ctx)
+		if n := c.reads.Add(1); n > c.maxReads {
+			return ctx, api.Errorf(pb.ErrorCode_ERROR_CODE_SERVER_BUSY,
+				"%d calls that read are at work on this node, which is its limit; ask again later", c.maxReads).After(retryBusy)
 		}
 	}
 	if c.authenticate != nil {
@@ -202,6 +228,10 @@ func (x *call) end(panicked any, err error) error {
 	if x.counted {
 		c.calls.Add(-1)
 	}
+	if x.reads != nil {
+		x.reads.abandon()
+		c.reads.Add(-1)
+	}
 	if panicked != nil {
 		c.log.Error("a call panicked", zap.String("method", x.rpc.method),
 			zap.Any("panic", panicked), zap.ByteString("stack", debug.Stack()))
@@ -231,8 +261,11 @@ func (c *chain) answer(method string, err error) error {
 func (c *chain) answerOf(method string, err error) error {
 	var own *api.Error
 	if errors.As(err, &own) {
-		if own.Code == pb.ErrorCode_ERROR_CODE_INTERNAL {
+		switch own.Code {
+		case pb.ErrorCode_ERROR_CODE_INTERNAL:
 			c.log.Error("a call failed", zap.String("method", method), zap.Error(err))
+		case pb.ErrorCode_ERROR_CODE_SERVER_BUSY:
+			c.refused.Add(1)
 		}
 		return own
 	}

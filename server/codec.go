@@ -21,12 +21,19 @@ const (
 	scanAbove = 16 << 10
 )
 
-// codec is gRPC's protobuf codec with one addition: decoding into an *inbound hands the
-// bytes to it. gRPC turns an error of a codec into a bare INTERNAL, so an inbound keeps
-// what went wrong and the chain answers with it.
+// codec is gRPC's protobuf codec with two additions: decoding into an *inbound hands the
+// bytes to it, and an *outbound is bytes already. gRPC turns an error of a codec into a bare
+// INTERNAL, so an inbound keeps what went wrong and the chain answers with it.
 type codec struct{ encoding.CodecV2 }
 
 func newCodec() codec { return codec{encoding.GetCodecV2("proto")} }
+
+func (c codec) Marshal(v any) (mem.BufferSlice, error) {
+	if out, ok := v.(*outbound); ok {
+		return out.data, nil
+	}
+	return c.CodecV2.Marshal(v)
+}
 
 func (c codec) Unmarshal(data mem.BufferSlice, v any) error {
 	in, ok := v.(*inbound)

@@ -13,6 +13,9 @@ import (
 // that one call's work is bounded; the page's token goes on from there.
 const maxPassedOver = 10_000
 
+// About what one entry of a list takes: a part of a key; a key, a client_id and the rest.
+const nameBytes, aggregateBytes = 256, 1 << 10
+
 // ListOrgs implements pb.EventStoreServiceServer.
 func (s *eventStore) ListOrgs(ctx context.Context, req *pb.ListOrgsRequest) (*pb.ListOrgsResponse, error) {
 	if e := checkListOrgs(req); e != nil {
@@ -51,6 +54,9 @@ func (s *eventStore) names(ctx context.Context, req namesRequest, prefix string)
 	}
 	defer v.Release()
 	size := pageSize(req)
+	if err := readsOf(ctx).reserve(ctx, size*nameBytes); err != nil {
+		return nil, "", err
+	}
 	for len(names) <= size {
 		name, err := nextName(v, prefix, last)
 		if err != nil {
@@ -115,6 +121,9 @@ func (s *eventStore) ListAggregates(ctx context.Context, req *pb.ListAggregatesR
 	}
 	defer v.Release()
 	timeline, size := v.Applied().Timeline, pageSize(req)
+	if err := readsOf(ctx).reserve(ctx, size*aggregateBytes); err != nil {
+		return nil, err
+	}
 	out := &pb.ListAggregatesResponse{}
 	var last record.Key
 	passedOver := 0

@@ -12,6 +12,9 @@ import (
 // The calls of this file answer for every aggregate, also for one that never existed: they
 // are what a writer asks when it does not know what it has done.
 
+// markBytes is about what one entry of ListMarks takes: a client_id and an event id.
+const markBytes = 512
+
 // GetMark implements pb.EventStoreServiceServer.
 func (s *eventStore) GetMark(ctx context.Context, req *pb.GetMarkRequest) (*pb.GetMarkResponse, error) {
 	if e := checkGetMark(req); e != nil {
@@ -54,6 +57,9 @@ func (s *eventStore) ListMarks(ctx context.Context, req *pb.ListMarksRequest) (*
 	}
 	defer v.Release()
 	size := pageSize(req)
+	if err := readsOf(ctx).reserve(ctx, size*markBytes); err != nil {
+		return nil, err
+	}
 	out := &pb.ListMarksResponse{}
 	for row, err := range v.Writers(key, after) {
 		if err != nil {
@@ -97,7 +103,19 @@ func (s *eventStore) FindEvent(ctx context.Context, req *pb.FindEventRequest) (*
 	if h.GetTrimmed() {
 		return out, nil
 	}
+	reads := readsOf(ctx)
+	if err := reads.reserve(ctx, messageBytes); err != nil {
+		return nil, err
+	}
 	stored, found, err := v.Batch(key, h.GetIncarnation(), h.GetVersion())
+	if n := len(stored); n > messageBytes && !reads.extend(n) {
+		// Read it again when there is room for it.
+		stored = nil
+		if err := reads.reserve(ctx, n); err != nil {
+			return nil, err
+		}
+		stored, found, err = v.Batch(key, h.GetIncarnation(), h.GetVersion())
+	}
 	if err != nil {
 		return nil, err
 	}

@@ -15,7 +15,9 @@ import (
 const (
 	DefaultMaxRequestBytes = 4 << 20
 	DefaultMaxCalls        = 8192
+	DefaultMaxReads        = 4096
 	DefaultMaxBytes        = 256 << 20
+	DefaultMaxReadBytes    = 128 << 20
 	DefaultMaxConnections  = 1024
 
 	// MostRequestBytes is the largest value of Options.MaxRequestBytes.
@@ -36,8 +38,13 @@ type Options struct {
 	MaxRequestBytes int
 	// MaxCalls bounds the calls at work, health and reflection left out (11000).
 	MaxCalls int
+	// MaxReads bounds those of them that read (11000).
+	MaxReads int
 	// MaxBytes bounds the requests at work, as encoded, in all (11000).
 	MaxBytes int64
+	// MaxReadBytes bounds the answers to reads that are being built, or that their clients have
+	// not taken yet, in all. A read waits for room, and is refused after a while (11000).
+	MaxReadBytes int64
 	// MaxConnections bounds the gRPC connections; one more is closed at once.
 	MaxConnections int
 
@@ -48,6 +55,9 @@ type Options struct {
 	OnDamage func(error)
 	// Authenticate, if set, admits calls.
 	Authenticate Authenticator
+
+	// See readBudget.
+	readStall, readPatience time.Duration
 }
 
 func (o *Options) fill() error {
@@ -66,6 +76,15 @@ func (o *Options) fill() error {
 	if o.MaxCalls == 0 {
 		o.MaxCalls = DefaultMaxCalls
 	}
+	if o.MaxReads == 0 {
+		o.MaxReads = DefaultMaxReads
+	}
+	if o.MaxReadBytes == 0 {
+		o.MaxReadBytes = DefaultMaxReadBytes
+	}
+	if o.readStall == 0 {
+		o.readStall, o.readPatience = readStall, readPatience
+	}
 	if o.MaxBytes == 0 {
 		o.MaxBytes = DefaultMaxBytes
 	}
@@ -74,6 +93,9 @@ func (o *Options) fill() error {
 	}
 	if o.MaxRequestBytes < 0 || o.MaxRequestBytes > MostRequestBytes {
 		return fmt.Errorf("server: Options.MaxRequestBytes is %d; expected 1..%d", o.MaxRequestBytes, MostRequestBytes)
+	}
+	if o.MaxReads < 0 || o.MaxReadBytes < 0 {
+		return fmt.Errorf("server: MaxReads %d and MaxReadBytes %d must be positive", o.MaxReads, o.MaxReadBytes)
 	}
 	if o.MaxCalls < 0 || o.MaxConnections < 0 || o.MaxBytes < int64(o.MaxRequestBytes) {
 		return fmt.Errorf("server: MaxCalls %d and MaxConnections %d must be positive, and MaxBytes %d must hold a request of %d bytes",

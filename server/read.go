@@ -14,8 +14,9 @@ import (
 
 const (
 	// messageBytes is about how many bytes of batches one message of a read carries. A
-	// batch is never cut, so a message may hold one that is larger.
-	messageBytes = 256 << 10
+	// batch is never cut, so a message may hold one that is larger. Encoded it is about as
+	// large, and fits the buffer of the next power of two.
+	messageBytes = 224 << 10
 
 	// askEvery is after how many batches a read looks whether its caller has gone: one
 	// whose filter passes nothing sends nothing and would not notice.
@@ -62,14 +63,17 @@ func (s *eventStore) Read(req *pb.ReadRequest, stream grpc.ServerStreamingServer
 	if e != nil {
 		return e
 	}
-	out := &batchStream{stream: stream}
-	next, err := out.send(v, key, head.Incarnation, span, newFilter(req.GetFilter()), uint64(req.GetLimit()))
-	if err != nil {
+	out := &batchStream{
+		stream: stream, reads: readsOf(stream.Context()),
+		view: v, key: key, incarnation: head.Incarnation, span: span,
+		filter: newFilter(req.GetFilter()), limit: uint64(req.GetLimit()), next: span.first,
+	}
+	if err := out.send(); err != nil {
 		return err
 	}
 	applied := v.Applied()
 	out.msg.End = &pb.ReadEnd{
-		NextVersion:    next,
+		NextVersion:    out.next,
 		CurrentVersion: head.Version,
 		Position:       applied.Position,
 		Timeline:       applied.Timeline,
@@ -131,25 +135,69 @@ func (s span) after(v uint64) uint64 {
 	return 0
 }
 
-// batchStream gathers batches into messages. It holds at most one message's worth.
+// batchStream gathers batches into messages. It holds the message that it builds and, once
+// the client has shown that it reads, one that is on its way.
 type batchStream struct {
 	stream grpc.ServerStreamingServer[pb.ReadResponse]
-	msg    pb.ReadResponse
-	size   int // of the stored batches in msg
+	reads  *callReads
+
+	view        *history.View
+	key         record.Key
+	incarnation uint32
+	span        span
+	filter      *filter
+	limit       uint64 // batches that are still to be sent; 0 = all
+
+	next uint64 // the version to look at
+	msg  pb.ReadResponse
+	size int // of the stored batches in msg
 }
 
-// send sends what passes the filter, at most limit batches (0 = all), and returns the
-// version after the last one that it looked at. What does not fill a message stays in msg.
-func (b *batchStream) send(v *history.View, key record.Key, incarnation uint32, s span, f *filter, limit uint64) (next uint64, err error) {
-	next = s.first
-	if !s.holds(next) {
-		return next, nil
+// send sends what passes the filter. What does not fill a message stays in msg.
+func (b *batchStream) send() error {
+	need := messageBytes
+	for {
+		if err := b.room(need); err != nil {
+			return err
+		}
+		more, err := b.fill()
+		if err != nil {
+			return err
+		}
+		switch need = max(more, messageBytes); {
+		case more == 0:
+			return nil
+		case b.size == 0: // a batch that needs more room than was reserved
+		default:
+			if err := b.flush(); err != nil {
+				return err
+			}
+		}
 	}
-	it := v.Batches(key, incarnation, min(s.first, s.last), max(s.first, s.last), s.backward)
+}
+
+// room waits until the next message, of about size bytes, may be built.
+func (b *batchStream) room(size int) error {
+	ctx := b.stream.Context()
+	b.reads.abandon()
+	if err := b.reads.room(ctx); err != nil {
+		return err
+	}
+	return b.reads.reserve(ctx, size)
+}
+
+// fill puts batches into msg and returns 0 at the end of what is to be sent, else the size of
+// the batch that comes next: msg is full, or empty if there is not enough reserved for that
+// batch. It reads with an iterator of its own, because an iterator keeps memtables and blocks
+// in memory, and what follows may wait for the client.
+func (b *batchStream) fill() (more int, err error) {
+	if !b.span.holds(b.next) {
+		return 0, nil
+	}
+	it := b.view.Batches(b.key, b.incarnation, min(b.next, b.span.last), max(b.next, b.span.last), b.span.backward)
 	defer func() { _ = it.Close() }() // what it has to say, Err has said
 	ctx := b.stream.Context()
-	sent := uint64(0)
-	for looked := 0; s.holds(next) && (limit == 0 || sent < limit); looked++ {
+	for looked := 0; b.span.holds(b.next); looked++ {
 		if looked%askEvery == 0 && ctx.Err() != nil {
 			return 0, ctx.Err()
 		}
@@ -158,41 +206,41 @@ func (b *batchStream) send(v *history.View, key record.Key, incarnation uint32, 
 				return 0, err
 			}
 			return 0, fmt.Errorf("%w: version %d of %s is missing from the history, which says it has %d to %d",
-				record.ErrCorrupt, next, key, min(s.first, s.last), max(s.first, s.last))
+				record.ErrCorrupt, b.next, b.key, min(b.span.first, b.span.last), max(b.span.first, b.span.last))
 		}
 		stored := it.Value()
-		batch, err := f.decode(stored, next)
+		switch {
+		case b.size > 0 && b.size+len(stored) > messageBytes:
+			return len(stored), nil
+		case b.size == 0 && len(stored) > messageBytes && !b.reads.extend(len(stored)):
+			return len(stored), nil
+		}
+		batch, err := b.filter.decode(stored, b.next)
 		if err != nil {
 			return 0, err
 		}
-		if batch != nil {
-			if err := b.add(batch, len(stored)); err != nil {
-				return 0, err
-			}
-			sent++
+		b.next = b.span.after(b.next)
+		if batch == nil {
+			continue
 		}
-		next = s.after(next)
+		b.msg.Batches = append(b.msg.Batches, batch)
+		b.size += len(stored)
+		if b.limit == 1 {
+			return 0, nil
+		}
+		b.limit = max(b.limit, 1) - 1
 	}
-	return next, nil
+	return 0, nil
 }
 
-// add puts a batch into the message, after sending what is in it if that is enough.
-func (b *batchStream) add(batch *pb.Batch, size int) error {
-	if b.size > 0 && b.size+size > messageBytes {
-		if err := b.flush(); err != nil {
-			return err
-		}
-	}
-	b.msg.Batches = append(b.msg.Batches, batch)
-	b.size += size
-	return nil
-}
-
-// flush sends the message. gRPC has encoded it when Send returns, so it is used again.
+// flush sends the message. It lets go of the batches first: Send may wait for the client, and
+// the bytes are what it waits with.
 func (b *batchStream) flush() error {
-	err := b.stream.Send(&b.msg)
+	out, err := b.reads.encode(&b.msg)
 	clear(b.msg.Batches)
-	b.msg.Batches = b.msg.Batches[:0]
-	b.size = 0
-	return err
+	b.msg.Batches, b.size = b.msg.Batches[:0], 0
+	if err != nil {
+		return err
+	}
+	return b.stream.SendMsg(out)
 }

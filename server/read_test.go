@@ -10,7 +10,6 @@ import (
 
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
-	"google.golang.org/protobuf/encoding/prototext"
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/timestamppb"
 
@@ -307,8 +306,8 @@ func TestReadMessagesAreBounded(t *testing.T) {
 			t.Errorf("message %d is empty", i)
 		}
 	}
-	if len(messages) != 6 {
-		t.Errorf("%d messages, want 4 of small batches, one with the largest, one with the last", len(messages))
+	if len(messages) != 7 {
+		t.Errorf("%d messages, want 5 of small batches, one with the largest, one with the last", len(messages))
 	}
 }
 
@@ -344,8 +343,11 @@ func TestReadEndsWithItsCaller(t *testing.T) {
 	cancel()
 	v := r.shard.store.View()
 	defer v.Release()
-	out := &batchStream{stream: gone{ctx: ctx}}
-	_, err := out.send(v, testKey("1"), 1, span{first: 1, last: 3 * askEvery, floor: 1}, newFilter(&pb.Filter{EventTypes: []string{"None"}}), 0)
+	out := &batchStream{
+		stream: gone{ctx: ctx}, reads: newCallReads(newBudget(t, 1<<20), &connReads{}), view: v, key: testKey("1"), incarnation: 1, next: 1,
+		span: span{first: 1, last: 3 * askEvery, floor: 1}, filter: newFilter(&pb.Filter{EventTypes: []string{"None"}}),
+	}
+	err := out.send()
 	if !errors.Is(err, context.Canceled) {
 		t.Errorf("got %v, want the cancellation", err)
 	}
@@ -367,7 +369,7 @@ type gone struct {
 
 func (g gone) Context() context.Context { return g.ctx }
 
-func (g gone) Send(m *pb.ReadResponse) error { return fmt.Errorf("sent %s", prototext.Format(m)) }
+func (g gone) SendMsg(any) error { return errors.New("a message was sent") }
 
 func TestReadOptionsReachTheShard(t *testing.T) {
 	r := start(t, nil)

@@ -28,6 +28,8 @@ type Server struct {
 	grpc   *grpc.Server
 	web    *http.Server
 	health *health.Server
+	// The bounds of gRPC's connections and of HTTP's.
+	conns, webConns *connBound
 
 	// stopping is closed by the first Drain or Stop; drained when every call has ended.
 	stopping chan struct{}
@@ -51,21 +53,30 @@ func New(o Options) (*Server, error) {
 	if err := o.Registry.Register(collectors.NewProcessCollector(collectors.ProcessCollectorOpts{})); err != nil {
 		return nil, fmt.Errorf("server: register the process's metrics: %w", err)
 	}
+	budget, err := newReadBudget(o.MaxReadBytes, o.readStall, o.readPatience)
+	if err != nil {
+		return nil, err
+	}
 	watches, endWatches := context.WithCancel(context.Background())
 	s := &Server{
 		opts: o,
 		chain: &chain{
 			maxCalls:     int64(o.MaxCalls),
+			maxReads:     int64(o.MaxReads),
 			maxBytes:     o.MaxBytes,
 			maxRequest:   o.MaxRequestBytes,
+			budget:       budget,
 			authenticate: o.Authenticate,
 			observe:      o.Observe,
 			onDamage:     o.OnDamage,
 			log:          o.Logger,
 			watches:      watches,
 		},
-		grpc:       grpc.NewServer(append(TransportOptions(o.MaxRequestBytes), grpc.ForceServerCodecV2(newCodec()))...),
+		grpc: grpc.NewServer(append(TransportOptions(o.MaxRequestBytes),
+			grpc.ForceServerCodecV2(newCodec()))...),
 		health:     health.NewServer(),
+		conns:      &connBound{most: int64(o.MaxConnections), log: o.Logger, budget: budget},
+		webConns:   &connBound{most: maxWebConnections, log: o.Logger},
 		stopping:   make(chan struct{}),
 		drained:    make(chan struct{}),
 		endWatches: endWatches,
@@ -85,7 +96,7 @@ func New(o Options) (*Server, error) {
 // Serve accepts gRPC connections until the server stops, and then returns nil. It owns the
 // listener.
 func (s *Server) Serve(l net.Listener) error {
-	err := s.grpc.Serve(newBoundedListener(l, s.opts.MaxConnections, s.opts.Logger))
+	err := s.grpc.Serve(&boundedListener{l, s.conns})
 	// gRPC says ErrServerStopped only to a Serve that comes after the stop, as it may when a
 	// node is told to end while it starts.
 	if err != nil && !errors.Is(err, grpc.ErrServerStopped) {
@@ -97,7 +108,7 @@ func (s *Server) Serve(l net.Listener) error {
 // ServeWeb accepts HTTP connections (probes, metrics) until the server stops, and then
 // returns nil. It owns the listener.
 func (s *Server) ServeWeb(l net.Listener) error {
-	if err := s.web.Serve(newBoundedListener(l, maxWebConnections, s.opts.Logger)); err != nil && err != http.ErrServerClosed {
+	if err := s.web.Serve(&boundedListener{l, s.webConns}); err != nil && err != http.ErrServerClosed {
 		return fmt.Errorf("serve HTTP on %s: %w", l.Addr(), err)
 	}
 	return nil

@@ -283,7 +283,7 @@ func TestConnectionsAreBounded(t *testing.T) {
 
 func TestListenerBound(t *testing.T) {
 	inner := listen(t)
-	l := newBoundedListener(inner, 1, zap.NewNop())
+	l := &boundedListener{inner, &connBound{most: 1, log: zap.NewNop()}}
 	defer func() { _ = l.Close() }()
 	connect := func() net.Conn {
 		c, err := net.Dial("tcp", inner.Addr().String())
@@ -317,8 +317,8 @@ func TestListenerBound(t *testing.T) {
 	if c := <-accepted; c == nil {
 		t.Fatal("the free place was not taken")
 	}
-	if n := l.open.Load(); n != 1 {
-		t.Errorf("%d connections are counted, want 1", n)
+	if open, refused := l.bound.open.Load(), l.bound.refused.Load(); open != 1 || refused != 1 {
+		t.Errorf("%d connections are counted and %d refused, want 1 and 1", open, refused)
 	}
 }
 

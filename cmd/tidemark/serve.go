@@ -170,6 +170,7 @@ func (n *node) open() error {
 		MaxRequestBytes: int(c.MaxRequestBytes), MaxCalls: c.MaxConcurrentCalls,
 		// Room for calls that are not admitted yet on top of what may be in flight.
 		MaxBytes: 2 * c.MaxInFlightBytes,
+		MaxReads: c.MaxConcurrentReads, MaxReadBytes: c.MaxReadBytes,
 	})
 	if err != nil {
 		return errors.Join(err, n.shard.Abandon(), n.grpc.Close(), n.web.Close())
