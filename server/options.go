@@ -20,6 +20,9 @@ const (
 	DefaultMaxReadBytes    = 128 << 20
 	DefaultMaxConnections  = 1024
 
+	// Every client's preface comes with its first packet.
+	DefaultHandshakeTimeout = 5 * time.Second
+
 	// MostRequestBytes is the largest value of Options.MaxRequestBytes.
 	MostRequestBytes = 16 << 20
 )
@@ -30,8 +33,8 @@ type Options struct {
 	Shard Shard
 	// Logger receives what an operator must see; nil logs nothing.
 	Logger *zap.Logger
-	// Registry is what /metrics shows; nil makes an own one. New adds the collectors of the
-	// process and of the Go runtime to it.
+	// Registry is what /metrics shows; nil makes an own one. New adds the node's collector and
+	// those of the process and of the Go runtime to it.
 	Registry *prometheus.Registry
 
 	// MaxRequestBytes bounds one request as encoded (2017), at most MostRequestBytes.
@@ -47,6 +50,10 @@ type Options struct {
 	MaxReadBytes int64
 	// MaxConnections bounds the gRPC connections; one more is closed at once.
 	MaxConnections int
+
+	// HandshakeTimeout is how long a new gRPC connection has for HTTP/2's preface and settings,
+	// before it is closed. A silent one takes the place of one that would speak.
+	HandshakeTimeout time.Duration
 
 	// Observe, if set, is told of every call.
 	Observe Observer
@@ -81,6 +88,9 @@ func (o *Options) fill() error {
 	}
 	if o.MaxReadBytes == 0 {
 		o.MaxReadBytes = DefaultMaxReadBytes
+	}
+	if o.HandshakeTimeout == 0 {
+		o.HandshakeTimeout = DefaultHandshakeTimeout
 	}
 	if o.readStall == 0 {
 		o.readStall, o.readPatience = readStall, readPatience
@@ -134,7 +144,7 @@ func TransportOptions(maxRequest int) []grpc.ServerOption {
 		// and bound what a connection may send without being read.
 		grpc.StaticStreamWindowSize(1 << 20),
 		grpc.StaticConnWindowSize(4 << 20),
-		grpc.ConnectionTimeout(20 * time.Second),
+		grpc.ConnectionTimeout(DefaultHandshakeTimeout),
 		// Lenient towards clients that ping; a client that vanished is noticed in 80 s.
 		grpc.KeepaliveEnforcementPolicy(keepalive.EnforcementPolicy{MinTime: 5 * time.Second, PermitWithoutStream: true}),
 		grpc.KeepaliveParams(keepalive.ServerParameters{Time: time.Minute, Timeout: 20 * time.Second}),

@@ -73,7 +73,7 @@ func New(o Options) (*Server, error) {
 			watches:      watches,
 		},
 		grpc: grpc.NewServer(append(TransportOptions(o.MaxRequestBytes),
-			grpc.ForceServerCodecV2(newCodec()))...),
+			grpc.ConnectionTimeout(o.HandshakeTimeout), grpc.ForceServerCodecV2(newCodec()))...),
 		health:     health.NewServer(),
 		conns:      &connBound{most: int64(o.MaxConnections), log: o.Logger, budget: budget},
 		webConns:   &connBound{most: maxWebConnections, log: o.Logger},

@@ -6,11 +6,15 @@ import (
 	"io"
 	"net"
 	"net/http"
+	"os"
 	"strings"
 	"testing"
+	"time"
 
 	"go.uber.org/zap"
+	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/connectivity"
 	healthpb "google.golang.org/grpc/health/grpc_health_v1"
 	reflectionpb "google.golang.org/grpc/reflection/grpc_reflection_v1"
 	"google.golang.org/grpc/status"
@@ -278,6 +282,51 @@ func TestConnectionsAreBounded(t *testing.T) {
 		if ctx.Err() != nil {
 			t.Fatalf("the place of a closed connection is not given back: %v", err)
 		}
+	}
+}
+
+// Connections that do not become HTTP/2 ones are closed after a while, so that they cannot
+// keep others out.
+func TestSilentConnectionsAreClosed(t *testing.T) {
+	const most = 4
+	r := start(t, func(o *Options) { o.MaxConnections, o.HandshakeTimeout = most, 300*time.Millisecond })
+	const preface = "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
+	var silent []net.Conn
+	for _, said := range []string{"", preface[:5], preface, preface + "\x00\x00\x06\x04"} {
+		c, err := net.Dial("tcp", r.conn.Target())
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer func() { _ = c.Close() }()
+		if _, err := c.Write([]byte(said)); err != nil {
+			t.Fatal(err)
+		}
+		silent = append(silent, c)
+	}
+	eventually(t, "they have all places", func() bool { return r.server.conns.open.Load() == most })
+	ctx := testContext(t)
+	if _, err := r.client.Append(ctx, smallAppend()); status.Code(err) != codes.Unavailable {
+		t.Fatalf("the places are taken, and a client got in: %v", err)
+	}
+	for i, c := range silent {
+		_ = c.SetReadDeadline(time.Now().Add(patience))
+		if _, err := io.Copy(io.Discard, c); errors.Is(err, os.ErrDeadlineExceeded) {
+			t.Errorf("silent connection %d was not closed", i)
+		}
+	}
+	eventually(t, "their places are free", func() bool { return r.server.conns.open.Load() < most })
+	if _, err := r.client.Append(ctx, smallAppend(), grpc.WaitForReady(true)); err != nil {
+		t.Errorf("a client after silent connections: %v", err)
+	}
+	// A connection that has spoken may be silent for longer: for as long as another one is let.
+	c, err := net.Dial("tcp", r.conn.Target())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = c.Close() }()
+	_, _ = io.Copy(io.Discard, c)
+	if s := r.conn.GetState(); s != connectivity.Ready {
+		t.Errorf("the client's connection is %v", s)
 	}
 }
 
