@@ -27,6 +27,7 @@ type fakeShard struct {
 	inFlight map[string]uint64         // by key and client
 	status   replication.Status
 	checks   []replication.Check
+	stats    replication.Stats
 	leading  bool
 	changed  chan struct{}
 	fakeCluster
@@ -226,6 +227,12 @@ func (f *fakeShard) setChecks(checks ...replication.Check) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	f.checks = checks
+}
+
+func (f *fakeShard) Stats() replication.Stats {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.stats
 }
 
 func (f *fakeShard) Leading() (bool, <-chan struct{}) {

@@ -82,6 +82,9 @@ func New(o Options) (*Server, error) {
 		endWatches: endWatches,
 		followed:   make(chan struct{}),
 	}
+	if err := o.Registry.Register(&collector{s}); err != nil {
+		return nil, fmt.Errorf("server: register the node's metrics: %w", err)
+	}
 	r := registrar{Server: s.grpc, chain: s.chain}
 	pb.RegisterEventStoreServiceServer(r, &eventStore{shard: o.Shard, log: o.Logger})
 	pb.RegisterClusterServiceServer(r, &clusterService{shard: o.Shard, log: o.Logger})

@@ -26,6 +26,8 @@ type Shard interface {
 	Status() replication.Status
 	// Checks says what the node is well in.
 	Checks() []replication.Check
+	// Stats says how full the shard's bounded things are.
+	Stats() replication.Stats
 	// Leading says whether this node serves as leader, and when to ask again.
 	Leading() (ready bool, changed <-chan struct{})
 }
