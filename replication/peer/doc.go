@@ -37,6 +37,7 @@
 // ServerAddressProvider could put the id in, but is asked for the id alone, and would also
 // answer for EncodePeer, whose result travels to other nodes. So Transport makes a route of
 // kind, id and address for each call, which is also the key of raft's connection pool.
+// Addresses in raft's configuration have the id in them for another reason (Address).
 //
 // Hazards of raft v1.8.0, and where each is met:
 //   - Issue 695, the heartbeat fast path can change the term during a log write:

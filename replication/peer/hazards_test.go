@@ -423,6 +423,19 @@ func TestAddressesTravelAsTheyAre(t *testing.T) {
 			t.Errorf("%v %q %q (%v), want %+v", kind, id, addr, err, r)
 		}
 	}
+	// Raft's configuration holds an address with the server's id, its messages one without.
+	const listed, plain = raft.ServerAddress("n2#2@host:1"), raft.ServerAddress("host:1")
+	if got := Address("n2#2", "host:1"); got != listed {
+		t.Errorf("the address in the configuration is %q, want %q", got, listed)
+	}
+	for a, want := range map[raft.ServerAddress]raft.ServerID{listed: "n2#2", plain: ""} {
+		if id, addr := SplitAddress(a); id != want || addr != "host:1" {
+			t.Errorf("%q is %q at %q, want %q at host:1", a, id, addr, want)
+		}
+		if got, want := route(peerv1.Kind_KIND_RAFT, "n2#2", a), raft.ServerAddress("raft n2#2@host:1"); got != want {
+			t.Errorf("%q: route %q, want %q", a, got, want)
+		}
+	}
 	for _, r := range []raft.ServerAddress{"", "host:1", "raft host:1", "raft @host:1", "vote n1@host:1", "raft"} {
 		want := `expected a route like "raft n1#0123abcd@host:port", found "` + string(r) + `"`
 		if _, err := p.a.current().Dial(r, time.Second); err == nil || err.Error() != want {
