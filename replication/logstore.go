@@ -37,6 +37,7 @@ type logStore struct {
 	maxLoaned int64
 	cache     *entryCache
 	sealed    atomic.Bool
+	step      func(name string) error // Hooks.Restoring
 }
 
 var _ raft.LogStore = (*logStore)(nil)
@@ -176,6 +177,9 @@ func (l *logStore) follow(m *snapshotMeta) (gone uint64, err error) {
 		if err := l.tail.DeleteRange(first, last); err != nil {
 			return 0, err
 		}
+	}
+	if err := l.step("log emptied"); err != nil {
+		return 0, err
 	}
 	return last, l.tail.StoreLog(&raft.Log{Index: m.Index, Term: m.Term, Type: raft.LogNoop})
 }

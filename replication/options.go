@@ -78,6 +78,9 @@ type Hooks struct {
 	// crash would. Steps: founding, member (about to be written), founding written, member
 	// written, bootstrapped.
 	Forming func(step string) error
+	// Restoring runs at each step of taking another node's snapshot; an error ends the node
+	// there, as a crash would.
+	Restoring func(step string) error
 	// Propose, if set, stands between the batcher and raft: it runs in the batcher, may call
 	// next, which hands the entry to raft, and returns what waits for the entry's fate,
 	// next's own answer or another.

@@ -300,6 +300,9 @@ func (s *Shard) restore(rc io.ReadCloser) error {
 	if !ok {
 		return fmt.Errorf("restore: expected a snapshot of this node's store, found a %T", inner)
 	}
+	if err := s.restoringStep("received"); err != nil {
+		return err
+	}
 	stale, err := s.adopt(stream.meta)
 	if err == nil && stale {
 		s.restartRaft("its newest log entries conflicted with a snapshot and are gone")
@@ -342,7 +345,13 @@ func (s *Shard) adopt(m *snapshotMeta) (stale bool, err error) {
 	if err != nil {
 		return false, err
 	}
+	if err := s.restoringStep("log follows"); err != nil {
+		return false, err
+	}
 	if err := s.snaps.settle(m); err != nil {
+		return false, err
+	}
+	if err := s.restoringStep("settled"); err != nil {
 		return false, err
 	}
 	// Raft takes the snapshot for the newest entry if its own is older, and is right then.
@@ -363,6 +372,9 @@ func (s *Shard) replaceHistory(m *snapshotMeta) error {
 	if err != nil {
 		return fmt.Errorf("take the history from snapshot %s: %w", m.ID, err)
 	}
+	if err := s.restoringStep("history taken"); err != nil {
+		return err
+	}
 	store, err := s.openStore()
 	if err != nil {
 		return err
@@ -376,8 +388,18 @@ func (s *Shard) replaceHistory(m *snapshotMeta) error {
 		return errors.Join(err, store.Abandon())
 	}
 	s.hist.retire(replaced, old, s.log)
+	if err := s.restoringStep("history published"); err != nil {
+		return err
+	}
 	s.log.Info("another node's snapshot was restored", zap.Uint64("snapshot_index", m.Index), zap.Uint64("snapshot_term", m.Term),
 		zap.Uint64("applied_index", after.Index), zap.Uint64("position", after.Position), zap.Uint64("position_before", before.Position))
+	return nil
+}
+
+func (s *Shard) restoringStep(name string) error {
+	if hook := s.opts.Hooks.Restoring; hook != nil {
+		return hook(name)
+	}
 	return nil
 }
 

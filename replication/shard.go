@@ -163,6 +163,7 @@ func (s *Shard) open() (err error) {
 	}
 	s.logs = &logStore{
 		tail: s.tail, snaps: s.snaps, log: s.log, maxLoaned: loanedSnapshots * o.SnapshotLogBytes, cache: newEntryCache(o.LogCacheBytes),
+		step: s.restoringStep,
 	}
 	if err := s.openHistory(); err != nil {
 		return err

@@ -22,11 +22,17 @@ func takeSnapshot(t *testing.T, s *snapshotStore, index uint64, content string) 
 	if err != nil {
 		t.Fatal(err)
 	}
-	dir := filepath.Join(sink.(*snapshotSink).dir, "history")
+	fillSink(t, sink, content)
+	return sink.Close()
+}
+
+// fillSink does what fsmSnapshot.Persist does.
+func fillSink(t *testing.T, sink raft.SnapshotSink, content string) {
+	t.Helper()
+	dir := sink.(*snapshotSink).history()
 	if err := errors.Join(os.Mkdir(dir, 0o755), os.WriteFile(filepath.Join(dir, "table"), []byte(content), 0o644)); err != nil {
 		t.Fatal(err)
 	}
-	return sink.Close()
 }
 
 func openSnapshotsAt(t *testing.T, dir string) *snapshotStore {

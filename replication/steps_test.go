@@ -194,9 +194,13 @@ func applyStep(store *history.Store, proc *processor, from, to int, at func(i in
 
 // dump writes down all that a store holds, positions one by one.
 func dump(store *history.Store) (string, error) {
-	var out strings.Builder
 	v := store.View()
 	defer v.Release()
+	return dumpView(v)
+}
+
+func dumpView(v *history.View) (string, error) {
+	var out strings.Builder
 	for a, err := range v.Aggregates("", "") {
 		if err != nil {
 			return "", err
