@@ -181,7 +181,7 @@ func (p *plug) flush(t *testing.T, s *Store) {
 // The plug is only pulled then. A rewrite waits until nothing else is to be compacted, which on
 // a busy machine takes hundreds of rounds: losses all along made this test as slow as that.
 func TestPowerLossInBlobRewrite(t *testing.T) {
-	p := &plug{disk: vfs.NewCrashableMem(), w: newWorkload(11), rng: rand.New(rand.NewPCG(11, 2)), next: math.MaxInt, most: 100}
+	p := &plug{disk: vfs.NewCrashableMem(), w: newWorkload(11), rng: rand.New(rand.NewPCG(11, 2)), next: math.MaxInt, most: 40}
 	rewritten := make(chan struct{}, 1)
 	o := crashOptions(p.fs())
 	o.tune = func(po *pebble.Options) {
