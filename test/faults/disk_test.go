@@ -152,6 +152,52 @@ func TestAFileSizeLimitEndsTheProcess(t *testing.T) {
 	f.verify(t)
 }
 
+// Where nothing can be written a start fails, and leaves all for the next one.
+func TestAStartOnAFullDiskEndsTheProcess(t *testing.T) {
+	f := newFixture(t)
+	n := process.Start(t, f.options)
+	f.load(t, n, 200)
+	n.Kill(t)
+	full := f.options
+	full.Prefix = limitFiles(1)
+	expectExit(t, process.Launch(t, full), 10*time.Second, exitStorage, "the node did not start", f.options.DataDir, "file too large")
+	f.verify(t)
+}
+
+// Pebble stops the goroutine that cannot write the first MANIFEST of a store for good, in the
+// middle of its own Open: the start used to hang.
+func TestAStartThatCannotMakeTheHistoryEndsTheProcess(t *testing.T) {
+	f := newFixture(t)
+	n := process.Start(t, f.options)
+	f.load(t, n, 200)
+	n.Kill(t)
+	history := filepath.Join(f.options.DataDir, "history")
+	if err := os.RemoveAll(history); err != nil {
+		t.Fatal(err)
+	}
+	full := f.options
+	// timeout: a node that hangs outlives strace, and the test would wait for it.
+	full.Prefix = []string{"strace", "-f", "-o", filepath.Join(t.TempDir(), "trace"), "-P", filepath.Join(history, "0000000001", "MANIFEST-000001"),
+		"-e", "trace=write", "-e", "inject=write:error=ENOSPC", "timeout", "-s", "KILL", "20"}
+	expectExit(t, process.Launch(t, full), 10*time.Second, exitStorage, "the node did not start", "pebble cannot go on: MANIFEST flush failed", history, "no space left on device")
+	f.verify(t)
+}
+
+// What a stop flushes cannot be written, and Pebble tries for ever: the stop used to take the
+// whole shutdown-timeout, and to end with 1.
+func TestAStopOnADiskThatStaysFullIsPrompt(t *testing.T) {
+	f := newFixture(t, "--shutdown-timeout", "1m")
+	n := process.Start(t, f.options)
+	f.load(t, n, 100)
+	// No file of the process can grow from now on.
+	if out, err := exec.Command("prlimit", "--pid", strconv.Itoa(n.PID), "--fsize=1").CombinedOutput(); err != nil {
+		t.Fatalf("prlimit: %v: %s", err, out)
+	}
+	n.Signal(t, syscall.SIGTERM)
+	expectExit(t, n, 10*time.Second, exitStorage, filepath.Join(f.options.DataDir, "history"), "file too large")
+	f.verify(t)
+}
+
 // inject attaches strace to a running node and makes system calls fail from now on.
 func inject(t *testing.T, n *process.Node, args ...string) {
 	t.Helper()
