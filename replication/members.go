@@ -193,7 +193,7 @@ func (s *Shard) find(g *raftGroup, id string) (server, error) {
 }
 
 // PromoteNode makes a non-voter a voter once it has caught up, for which it waits until ctx
-// ends. Errors: 2011, 2015, 2016, 2014, and DEADLINE_EXCEEDED with how far the node is.
+// ends. Errors: 2011, 2015, 2016, 2014, and ABORTED with how far the node is.
 func (s *Shard) PromoteNode(ctx context.Context, id string) error {
 	g, t, err := s.leadingGroup()
 	if err != nil {
@@ -213,7 +213,7 @@ func (s *Shard) PromoteNode(ctx context.Context, id string) error {
 			if err == nil {
 				err = fmt.Errorf("it is %d entries behind", behind)
 			}
-			return status.Errorf(codes.DeadlineExceeded, "node %s has not caught up and stays a non-voter: %v; ask again later", id, err)
+			return status.Errorf(codes.Aborted, "node %s has not caught up and stays a non-voter: %v; ask again later", id, err)
 		case <-t.done:
 			return s.notLeader("leadership was lost before the node had caught up")
 		case <-time.After(caughtUpEvery):

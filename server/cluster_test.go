@@ -176,12 +176,12 @@ func TestAClusterChangeEndsBeforeItsCallersDeadline(t *testing.T) {
 	r, c := startCluster(t)
 	r.shard.onChange(func(ctx context.Context) error {
 		<-ctx.Done()
-		return status.Error(codes.DeadlineExceeded, "it is 7 entries behind")
+		return status.Error(codes.Aborted, "it is 7 entries behind")
 	})
 	ctx, cancel := context.WithTimeout(testContext(t), 2*time.Second)
 	defer cancel()
 	_, err := c.PromoteNode(ctx, &pb.PromoteNodeRequest{Id: "n4"})
-	if status.Code(err) != codes.DeadlineExceeded || status.Convert(err).Message() != "it is 7 entries behind" {
+	if status.Code(err) != codes.Aborted || status.Convert(err).Message() != "it is 7 entries behind" {
 		t.Errorf("found %v, want the shard's own words", err)
 	}
 }

@@ -33,6 +33,10 @@ const (
 // ClusterService is for operators: who is in the cluster, and who should be. GetStatus is
 // answered by any node; the others only by the leader, any other node answers 2011 with the
 // leader's address.
+//
+// A change that was answered with 2014 or 11001, or not answered (a deadline, a lost
+// connection), may have happened; GetStatus shows, and the same call may be made again. After
+// any other error nothing has changed.
 type ClusterServiceClient interface {
 	// GetStatus says for every node who it is, how far it is, and whether it is healthy, as
 	// far as the node that answers can find out within a second.
@@ -40,12 +44,14 @@ type ClusterServiceClient interface {
 	// AddNode takes an empty node that runs already into the cluster, as a non-voter: it
 	// receives everything and counts for no majority. Adding it again changes nothing.
 	AddNode(ctx context.Context, in *AddNodeRequest, opts ...grpc.CallOption) (*AddNodeResponse, error)
-	// PromoteNode makes a non-voter a voter, once it has caught up, for which the call waits.
+	// PromoteNode makes a non-voter a voter, once it has caught up, for which the call waits as
+	// long as its deadline allows; ABORTED if it has not by then.
 	PromoteNode(ctx context.Context, in *PromoteNodeRequest, opts ...grpc.CallOption) (*PromoteNodeResponse, error)
 	// RemoveNode takes a node out of the cluster, for good: its process ends. The leader, asked
 	// to remove itself, hands leadership over and answers 2011.
 	RemoveNode(ctx context.Context, in *RemoveNodeRequest, opts ...grpc.CallOption) (*RemoveNodeResponse, error)
-	// TransferLeadership hands leadership to another voter and returns once that one leads.
+	// TransferLeadership hands leadership to another voter and returns once that one leads;
+	// ABORTED if that failed, and this node goes on leading.
 	TransferLeadership(ctx context.Context, in *TransferLeadershipRequest, opts ...grpc.CallOption) (*TransferLeadershipResponse, error)
 }
 
@@ -114,6 +120,10 @@ func (c *clusterServiceClient) TransferLeadership(ctx context.Context, in *Trans
 // ClusterService is for operators: who is in the cluster, and who should be. GetStatus is
 // answered by any node; the others only by the leader, any other node answers 2011 with the
 // leader's address.
+//
+// A change that was answered with 2014 or 11001, or not answered (a deadline, a lost
+// connection), may have happened; GetStatus shows, and the same call may be made again. After
+// any other error nothing has changed.
 type ClusterServiceServer interface {
 	// GetStatus says for every node who it is, how far it is, and whether it is healthy, as
 	// far as the node that answers can find out within a second.
@@ -121,12 +131,14 @@ type ClusterServiceServer interface {
 	// AddNode takes an empty node that runs already into the cluster, as a non-voter: it
 	// receives everything and counts for no majority. Adding it again changes nothing.
 	AddNode(context.Context, *AddNodeRequest) (*AddNodeResponse, error)
-	// PromoteNode makes a non-voter a voter, once it has caught up, for which the call waits.
+	// PromoteNode makes a non-voter a voter, once it has caught up, for which the call waits as
+	// long as its deadline allows; ABORTED if it has not by then.
 	PromoteNode(context.Context, *PromoteNodeRequest) (*PromoteNodeResponse, error)
 	// RemoveNode takes a node out of the cluster, for good: its process ends. The leader, asked
 	// to remove itself, hands leadership over and answers 2011.
 	RemoveNode(context.Context, *RemoveNodeRequest) (*RemoveNodeResponse, error)
-	// TransferLeadership hands leadership to another voter and returns once that one leads.
+	// TransferLeadership hands leadership to another voter and returns once that one leads;
+	// ABORTED if that failed, and this node goes on leading.
 	TransferLeadership(context.Context, *TransferLeadershipRequest) (*TransferLeadershipResponse, error)
 	mustEmbedUnimplementedClusterServiceServer()
 }
