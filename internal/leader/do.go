@@ -78,7 +78,9 @@ func (c *Conn) Do(ctx context.Context, call func(context.Context, grpc.ClientCon
 		if err != nil {
 			lost.errs = []error{err}
 		} else {
+			began := time.Now()
 			err = call(ctx, n.conn)
+			giveUp = giveUp.Add(time.Since(began)) // that was no time of looking
 			switch api.CodeOf(err) {
 			case pb.ErrorCode_ERROR_CODE_NOT_LEADER:
 				heard.note(n.address, err)
