@@ -31,6 +31,8 @@ type fakeStore struct {
 	types      func(*pb.ListTypesRequest) (*pb.ListTypesResponse, error)
 	aggregates func(*pb.ListAggregatesRequest) (*pb.ListAggregatesResponse, error)
 
+	cluster pb.ClusterServiceServer // may be nil
+
 	mu       sync.Mutex
 	requests []proto.Message
 
@@ -47,6 +49,9 @@ func (f *fakeStore) start(t *testing.T) string {
 	}
 	f.server = grpc.NewServer()
 	pb.RegisterEventStoreServiceServer(f.server, f)
+	if f.cluster != nil {
+		pb.RegisterClusterServiceServer(f.server, f.cluster)
+	}
 	done := make(chan struct{})
 	go func() { // ends when Stop closes the listener
 		defer close(done)

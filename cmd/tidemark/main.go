@@ -29,6 +29,7 @@ func newCommands() []*cobra.Command {
 		newListCommand(),
 		newImportCommand(),
 		newExportCommand(),
+		newClusterCommand(),
 		newBenchCommand(),
 		newConfigCommand(),
 		newVersionCommand(),

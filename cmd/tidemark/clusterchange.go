@@ -1,0 +1,223 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/spf13/cobra"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	"github.com/tidemark-db/tidemark/api"
+	pb "github.com/tidemark-db/tidemark/api/tidemark/v1"
+)
+
+// catchUpTimeout is the default --timeout of what waits for a node to copy everything.
+const catchUpTimeout = 10 * time.Minute
+
+func newClusterAddCommand() *cobra.Command {
+	var client clientFlags
+	var req pb.AddNodeRequest
+	var promote bool
+	cmd := &cobra.Command{
+		Use:   "add ID",
+		Short: "Take a running, empty node into the cluster",
+		Long: `Take a node into the cluster, as a non-voter: it gets a copy of everything, and counts for
+no majority until it is promoted. With --promote the command waits until the node has
+caught up, and makes it a voter.
+
+Start the node first, with an empty data directory, its own --node-id, and --peers naming
+the cluster's nodes; it waits to be added. Adding a node again changes nothing.`,
+		Example: `  tidemark serve --node-id n4 --listen 10.0.0.4:7440 --raft-listen 10.0.0.4:7441 \
+      --peers n1=10.0.0.1:7441,n2=10.0.0.2:7441
+  tidemark cluster add n4 --raft-address 10.0.0.4:7441 --promote`,
+		Args: exactly("ID"),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			req.Id = args[0]
+			ctx, cancel := client.context(cmd.Context())
+			defer cancel()
+			err := client.change(ctx, func(ctx context.Context, cluster pb.ClusterServiceClient) error {
+				_, err := cluster.AddNode(ctx, &req)
+				return err
+			})
+			if err != nil {
+				return err
+			}
+			if !promote {
+				return client.changed(cmd, member{ID: req.Id},
+					"%s is in the cluster as a non-voter and copies what there is. To make it a voter, once it has caught up: tidemark cluster promote %s", req.Id, req.Id)
+			}
+			if client.output == outputTable {
+				fmt.Fprintf(cmd.ErrOrStderr(), "%s is in the cluster as a non-voter; waiting until it has caught up\n", printable(req.Id))
+			}
+			return client.promote(ctx, cmd, req.Id)
+		},
+	}
+	flags := cmd.Flags()
+	flags.SortFlags = false
+	flags.StringVar(&req.RaftAddress, "raft-address", "", "`HOST:PORT` where the other nodes reach it, its --raft-advertise (required)")
+	flags.StringVar(&req.ClientAddress, "client-address", "", "`HOST:PORT` where clients reach it; refuse if it says another one itself")
+	flags.BoolVar(&promote, "promote", false, "wait until it has caught up, then make it a voter")
+	client.register(cmd, catchUpTimeout)
+	_ = cmd.MarkFlagRequired("raft-address") // the flag exists: this cannot fail
+	return cmd
+}
+
+func newClusterPromoteCommand() *cobra.Command {
+	var client clientFlags
+	cmd := &cobra.Command{
+		Use:   "promote ID",
+		Short: "Make a non-voter a voter, once it has caught up",
+		Long: `Make a non-voter a voter: from then on it counts for majorities, and can lead. The command
+waits until the node has caught up, up to --timeout; if it has not, the node stays what it
+is and the command exits with 1. Promoting a voter changes nothing.`,
+		Example: `  tidemark cluster promote n4`,
+		Args:    exactly("ID"),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			ctx, cancel := client.context(cmd.Context())
+			defer cancel()
+			return client.promote(ctx, cmd, args[0])
+		},
+	}
+	cmd.Flags().SortFlags = false
+	client.register(cmd, catchUpTimeout)
+	return cmd
+}
+
+func (f *clientFlags) promote(ctx context.Context, cmd *cobra.Command, id string) error {
+	err := f.change(ctx, func(ctx context.Context, cluster pb.ClusterServiceClient) error {
+		_, err := cluster.PromoteNode(ctx, &pb.PromoteNodeRequest{Id: id})
+		return err
+	})
+	if err != nil {
+		return err
+	}
+	return f.changed(cmd, member{ID: id, Voter: true}, "%s is a voter", id)
+}
+
+func newClusterRemoveCommand() *cobra.Command {
+	var client clientFlags
+	cmd := &cobra.Command{
+		Use:   "remove ID",
+		Short: "Take a node out of the cluster, for good",
+		Long: `Take a node out of the cluster, for good. Its process ends with exit code 73 as soon as it
+learns of it, and again whenever it is started on that data directory; empty that, and the
+node can be added anew. A node that is down can be removed too. The leader, if it is the one to go,
+hands leadership over first.
+
+It is refused if the voters that would be left have no majority that answers: the cluster
+could not go on without the node.`,
+		Example: `  tidemark cluster remove n4`,
+		Args:    exactly("ID"),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			ctx, cancel := client.context(cmd.Context())
+			defer cancel()
+			err := client.change(ctx, func(ctx context.Context, cluster pb.ClusterServiceClient) error {
+				_, err := cluster.RemoveNode(ctx, &pb.RemoveNodeRequest{Id: args[0]})
+				return err
+			})
+			if err != nil {
+				return err
+			}
+			return client.changed(cmd, member{ID: args[0], Removed: true}, "%s is no member of the cluster any more", args[0])
+		},
+	}
+	cmd.Flags().SortFlags = false
+	client.register(cmd, 30*time.Second)
+	return cmd
+}
+
+func newClusterTransferCommand() *cobra.Command {
+	var client clientFlags
+	cmd := &cobra.Command{
+		Use:   "transfer [ID]",
+		Short: "Hand leadership to another voter",
+		Long: `Hand leadership to a voter, the one that is furthest along if no ID is given, and print who
+leads then. Writes wait for a moment; none is lost. Do it before the leader's machine is
+worked on: "tidemark serve" does it by itself when it is stopped in order.`,
+		Example: `  tidemark cluster transfer
+  tidemark cluster transfer n2`,
+		Args: cobra.MaximumNArgs(1),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			req := &pb.TransferLeadershipRequest{}
+			if len(args) > 0 {
+				req.ToId = args[0]
+			}
+			ctx, cancel := client.context(cmd.Context())
+			defer cancel()
+			var resp *pb.TransferLeadershipResponse
+			err := client.change(ctx, func(ctx context.Context, cluster pb.ClusterServiceClient) (err error) {
+				resp, err = cluster.TransferLeadership(ctx, req)
+				return err
+			})
+			if err != nil {
+				return err
+			}
+			if client.output == outputJSON {
+				return writeJSON(cmd.OutOrStdout(), resp)
+			}
+			_, err = fmt.Fprintf(cmd.OutOrStdout(), "leader: %s\n", printable(formatLeader(resp.GetLeaderId(), resp.GetLeaderAddress())))
+			return err
+		},
+	}
+	cmd.Flags().SortFlags = false
+	client.register(cmd, 30*time.Second)
+	return cmd
+}
+
+// change has the leader change the cluster; the error is the command's.
+func (f *clientFlags) change(ctx context.Context, call func(context.Context, pb.ClusterServiceClient) error) error {
+	return changeError(f.do(ctx, func(ctx context.Context, conn grpc.ClientConnInterface) error {
+		return call(ctx, pb.NewClusterServiceClient(conn))
+	}))
+}
+
+// member is what --output json says of a node that was changed.
+type member struct {
+	ID      string `json:"id"`
+	Voter   bool   `json:"voter"`
+	Removed bool   `json:"removed"`
+}
+
+// changed reports a change that is done.
+func (f *clientFlags) changed(cmd *cobra.Command, m member, format string, args ...any) error {
+	if f.output == outputJSON {
+		return json.NewEncoder(cmd.OutOrStdout()).Encode(m)
+	}
+	_, err := fmt.Fprintln(cmd.OutOrStdout(), printable(fmt.Sprintf(format, args...)))
+	return err
+}
+
+// changeError turns what a change of the cluster failed with into the command's error.
+func changeError(err error) error {
+	if err == nil || errors.As(err, new(*exitError)) {
+		return err
+	}
+	unknown := &exitError{
+		code: exitUnknown, err: plainError(err), mayHaveHappened: true,
+		advice: "The change may or may not have happened. \"tidemark cluster status\" shows; giving the same command again does no harm.",
+	}
+	if refusal, ok := api.FromStatus(err); ok {
+		if refusal.MayHaveHappened() == api.Yes {
+			unknown.err = refusal
+			return unknown
+		}
+		failure := &exitError{code: exitFailure, err: refusal}
+		if refusal.Code != pb.ErrorCode_ERROR_CODE_INVALID_REQUEST { // which says it better itself
+			failure.advice = tableAdvice(refusal)
+		}
+		return failure
+	}
+	switch s := status.Convert(err); {
+	case s.Code() == codes.Aborted:
+		// The leader has given up and changed nothing.
+		return &exitError{code: exitFailure, err: &transportError{s.Message(), err}}
+	case s.Code() == codes.Unimplemented:
+		return &exitError{code: exitFailure, err: plainError(err)}
+	}
+	return unknown
+}
