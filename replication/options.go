@@ -81,6 +81,8 @@ type Hooks struct {
 	// Restoring runs at each step of taking another node's snapshot; an error ends the node
 	// there, as a crash would.
 	Restoring func(step string) error
+	// BeforePublish runs in Apply's goroutine when a step is committed and not visible yet.
+	BeforePublish func()
 	// Propose, if set, stands between the batcher and raft: it runs in the batcher, may call
 	// next, which hands the entry to raft, and returns what waits for the entry's fate,
 	// next's own answer or another.

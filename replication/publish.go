@@ -63,6 +63,9 @@ func (s *Shard) step(logs []*raft.Log) (int, error) {
 	if err := s.store.Commit(s.proc.finish()); err != nil {
 		return n, err
 	}
+	if hook := s.opts.Hooks.BeforePublish; hook != nil {
+		hook()
+	}
 	s.publish(s.store.View(), results)
 	s.proc.end()
 	clear(results)

@@ -4,6 +4,7 @@ import (
 	"context"
 	"time"
 
+	"github.com/hashicorp/raft"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
@@ -89,8 +90,13 @@ func (s *Shard) admitRead(ctx context.Context, o ReadOptions) error {
 			// Every write that was acknowledged before this call began is in the view: a
 			// leader publishes before it answers, and was ready only after it had applied
 			// what earlier leaders committed. What is left to prove is that no other leader
-			// has answered since.
+			// has answered since, and to wait for what is committed and not applied here:
+			// somebody may have read that on another node.
+			committed := s.commitIndex()
 			if err := s.confirmTerm(ctx, t); err != nil {
+				return err
+			}
+			if err := s.awaitIndex(ctx, committed); err != nil {
 				return err
 			}
 		}
@@ -128,6 +134,41 @@ func (s *Shard) awaitPosition(ctx context.Context, position uint64) error {
 			if ctx.Err() == context.DeadlineExceeded {
 				return status.Errorf(codes.DeadlineExceeded, "the deadline ended before min_position %d; this node has applied %d", position, at)
 			}
+			return status.FromContextError(ctx.Err()).Err()
+		}
+	}
+}
+
+// commitIndex is the newest entry that this node knows to be committed.
+func (s *Shard) commitIndex() uint64 {
+	if g := s.raftGroup(); g != nil {
+		return g.raft.CommitIndex()
+	}
+	return 0
+}
+
+// awaitIndex returns when all requests in the log up to an index are applied and published.
+func (s *Shard) awaitIndex(ctx context.Context, index uint64) error {
+	for {
+		s.mu.Lock()
+		applied := s.view.Applied().Index
+		wait := s.progress()
+		s.mu.Unlock()
+		if applied >= index {
+			return nil
+		}
+		// Entries of raft's own are never applied here: the newest may be one. There are at
+		// most a few entries between.
+		var e raft.Log
+		if err := s.logs.GetLog(index, &e); err == nil && e.Type != raft.LogCommand {
+			index--
+			continue
+		}
+		select {
+		case <-wait:
+		case <-s.stopped:
+			return s.notLeader("this node is stopping")
+		case <-ctx.Done():
 			return status.FromContextError(ctx.Err()).Err()
 		}
 	}

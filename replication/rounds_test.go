@@ -3,6 +3,7 @@ package replication
 import (
 	"context"
 	"errors"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -158,6 +159,56 @@ func TestFollowerReadsAsFarAsItHasApplied(t *testing.T) {
 	})
 	c.write("1", 2)
 	if err := <-got; err != nil {
+		t.Fatal(err)
+	}
+}
+
+// A follower may apply an entry before the leader does; whoever has read it there must find
+// it in a linearizable read.
+func TestLinearizableReadWaitsForWhatIsCommitted(t *testing.T) {
+	t.Parallel()
+	c := newCluster(t, 3)
+	var stall atomic.Pointer[Shard]
+	stalled, release := make(chan struct{}), make(chan struct{})
+	for _, n := range c.nodes {
+		n.opts.Hooks.BeforePublish = func() {
+			if s := stall.Load(); s != nil && s == n.Shard && stall.CompareAndSwap(s, nil) {
+				close(stalled)
+				<-release
+			}
+		}
+	}
+	c.start("n1", "n2", "n3")
+	c.write("1", 1)
+	leader := c.leader()
+	before := leader.applied()
+	stall.Store(leader.Shard)
+	write := start(t, leader.Shard, appendOf("a", "1", seqs(2)))
+	<-stalled
+	read := make(chan uint64, 1)
+	go func() {
+		v, err := leader.Read(within(t, 20*time.Second), ReadOptions{Consistency: pb.Consistency_CONSISTENCY_LINEARIZABLE})
+		if err != nil {
+			t.Error(err)
+			close(read)
+			return
+		}
+		defer v.Release()
+		read <- v.Applied().Position
+	}()
+	await(t, "the read to wait", func() bool {
+		leader.mu.Lock()
+		defer leader.mu.Unlock()
+		return leader.progressWait != nil
+	})
+	if got := leader.applied(); got != before {
+		t.Fatalf("applied %s in spite of the stall", got)
+	}
+	close(release)
+	if got := <-read; got != 2 {
+		t.Errorf("read at position %d what was committed at 2", got)
+	}
+	if _, err := write.wait(t); err != nil {
 		t.Fatal(err)
 	}
 }
