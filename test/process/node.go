@@ -6,6 +6,8 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
+	"net"
 	"os"
 	"os/exec"
 	"strconv"
@@ -29,12 +31,21 @@ type Options struct {
 	Prefix []string
 	// Binary is the one to run; empty = the one that Main built.
 	Binary string
+	// Host is the address to listen on, at ports 7440 to 7442; empty = any free ports of
+	// 127.0.0.1.
+	Host string
+	// Dial reaches the node's ports, which may be in another network; nil = directly.
+	Dial func(ctx context.Context, address string) (net.Conn, error)
+	// LogFile, if set, is where the log goes, at its end; if the test fails, it is named
+	// instead of shown.
+	LogFile string
 }
 
 // Node is a running (or ended) tidemark serve.
 type Node struct {
 	// PID of the process that was started: the prefix's, which replaces itself by the node.
 	PID     int
+	options Options
 	started time.Time
 	cmd     *exec.Cmd
 	log     *capture
@@ -56,13 +67,26 @@ func Launch(tb testing.TB, o Options) *Node {
 	if o.Binary == "" {
 		o.Binary = binary(tb)
 	}
+	listen, raftListen, httpListen := "127.0.0.1:0", "127.0.0.1:0", "127.0.0.1:0"
+	if o.Host != "" {
+		listen, raftListen, httpListen = o.Host+":7440", o.Host+":7441", o.Host+":7442"
+	}
 	args := append(append([]string{}, o.Prefix...), o.Binary, "serve", "--data-dir", o.DataDir,
-		"--listen", "127.0.0.1:0", "--raft-listen", "127.0.0.1:0", "--http-listen", "127.0.0.1:0", "--log-format", "json")
+		"--listen", listen, "--raft-listen", raftListen, "--http-listen", httpListen, "--log-format", "json")
 	args = append(args, o.Args...)
-	n := &Node{log: newCapture(), exited: make(chan struct{}), started: time.Now()}
+	n := &Node{options: o, log: newCapture(), exited: make(chan struct{}), started: time.Now()}
+	var output io.Writer = n.log
+	if o.LogFile != "" {
+		f, err := os.OpenFile(o.LogFile, os.O_WRONLY|os.O_CREATE|os.O_APPEND, 0o600)
+		if err != nil {
+			tb.Fatal(err)
+		}
+		tb.Cleanup(func() { _ = f.Close() }) // nobody waits for the last line of a log
+		output = io.MultiWriter(n.log, f)
+	}
 	n.cmd = exec.Command(args[0], args[1:]...)
-	n.cmd.Stderr = n.log
-	n.cmd.Stdout = n.log
+	n.cmd.Stderr = output
+	n.cmd.Stdout = output
 	n.cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
 	if err := n.cmd.Start(); err != nil {
 		tb.Fatalf("start %q: %v", args, err)
@@ -77,7 +101,10 @@ func Launch(tb testing.TB, o Options) *Node {
 		if strings.Contains(n.Log(), "WARNING: DATA RACE") {
 			tb.Errorf("process %d reports a data race", n.PID)
 		}
-		if tb.Failed() {
+		switch {
+		case tb.Failed() && o.LogFile != "":
+			tb.Logf("process %d logged to %s", n.PID, o.LogFile)
+		case tb.Failed():
 			tb.Logf("log of process %d, from its end:\n%s", n.PID, n.log.tail(8<<10))
 		}
 	})
@@ -114,7 +141,7 @@ func (n *Node) Ready(ctx context.Context, within time.Duration) error {
 	if err != nil {
 		return err
 	}
-	conn, err := dial(address)
+	conn, err := n.dial(address)
 	if err != nil {
 		return err
 	}
@@ -201,7 +228,7 @@ func (n *Node) Dial(tb testing.TB) *grpc.ClientConn {
 	if err != nil {
 		tb.Fatal(err)
 	}
-	conn, err := dial(address)
+	conn, err := n.dial(address)
 	if err != nil {
 		tb.Fatal(err)
 	}
@@ -209,9 +236,15 @@ func (n *Node) Dial(tb testing.TB) *grpc.ClientConn {
 	return conn
 }
 
-func dial(address string) (*grpc.ClientConn, error) {
-	return grpc.NewClient("passthrough:///"+address, grpc.WithTransportCredentials(insecure.NewCredentials()),
-		grpc.WithDisableRetry(), grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(64<<20), grpc.MaxCallSendMsgSize(64<<20)))
+func (n *Node) dial(address string) (*grpc.ClientConn, error) {
+	options := []grpc.DialOption{
+		grpc.WithTransportCredentials(insecure.NewCredentials()), grpc.WithDisableRetry(),
+		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(64<<20), grpc.MaxCallSendMsgSize(64<<20)),
+	}
+	if n.options.Dial != nil {
+		options = append(options, grpc.WithContextDialer(n.options.Dial))
+	}
+	return grpc.NewClient("passthrough:///"+address, options...)
 }
 
 func (n *Node) closeConns() {
