@@ -138,6 +138,9 @@ var ErrStorage = errors.New("the storage failed while the data directory was ope
 
 func (s *Shard) open() (err error) {
 	o := s.opts
+	if err := checkForeign(o.Dir); err != nil {
+		return err
+	}
 	if err := makeDir(o.Dir); err != nil {
 		return fmt.Errorf("data directory: %w", err)
 	}

@@ -238,6 +238,8 @@ func (n *node) startError(err error) error {
 		failure.err = fmt.Errorf("data-dir is %s (%s): expected a directory that this user can write to: %w",
 			n.config.DataDir, n.config.Source("data-dir"), err)
 		failure.advice = "Name another one with --data-dir, or mend the owner and the mode of this one."
+	case errors.Is(err, replication.ErrForeign):
+		failure.code = exitUsage
 	case errors.Is(err, replication.ErrStorage), errors.As(err, &errno):
 		failure.code = exitStorage
 	}

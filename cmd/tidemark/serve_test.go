@@ -378,6 +378,7 @@ func TestFailuresHaveTheirExitCodes(t *testing.T) {
 		code int
 	}{
 		{"start, in use", n.startError(wrap(replication.ErrInUse)), exitInUse},
+		{"start, somebody else's directory", n.startError(wrap(replication.ErrForeign)), exitUsage},
 		{"start, files missing", n.startError(wrap(replication.ErrDamaged)), exitDamaged},
 		{"start, history damaged", n.startError(wrap(record.ErrCorrupt)), exitDamaged},
 		{"start, log damaged", n.startError(wrap(&tail.DamageError{File: "x"})), exitDamaged},
@@ -387,6 +388,7 @@ func TestFailuresHaveTheirExitCodes(t *testing.T) {
 		{"start, anything else", n.startError(errors.New("of another node")), exitFailure},
 		{"run, disk error", n.ended(wrap(syscall.EIO)), exitStorage},
 		{"run, history damaged", n.ended(wrap(record.ErrCorrupt)), exitDamaged},
+		{"run, damage met by a call", n.ended(wrap(api.Corruptf("000012.sst"))), exitDamaged},
 		{"run, log damaged", n.ended(wrap(tail.ErrDamaged)), exitDamaged},
 	} {
 		var failure *exitError
