@@ -17,6 +17,8 @@ PACKAGES ?= ./...
 RACE     ?= ./mark/... ./replication/... ./server/... ./wal/...
 # How long `make fuzz` spends on each target.
 FUZZTIME ?= 30s
+# How often `make failover` kills the leader.
+KILLS    ?= 100
 
 .DEFAULT_GOAL := help
 
@@ -40,6 +42,10 @@ race: ## Run the tests of the concurrent packages under the race detector (needs
 .PHONY: fuzz
 fuzz: ## Run every fuzz target for FUZZTIME (default 30s)
 	tools/fuzz.sh $(FUZZTIME)
+
+.PHONY: failover
+failover: ## Kill the leader of three nodes KILLS times (default 100), and print how long writes stood still
+	$(GO) test -v ./test/failover -args -kills $(KILLS)
 
 .PHONY: lint
 lint: vet staticcheck imports proto files tidy ## Run every linter below
