@@ -35,6 +35,7 @@ const (
 
 // cluster is three nodes.
 type cluster struct {
+	network  string // the first three parts of its addresses
 	nodes    []*node
 	timeline string
 }
@@ -43,9 +44,10 @@ type cluster struct {
 type node struct {
 	*process.Node
 	pb.EventStoreServiceClient
-	id, dir, host, peers string
-	heartbeatTimeout     time.Duration // of its newest start
-	faults               string        // the address of its fault points
+	c                *cluster
+	id, dir, host    string
+	heartbeatTimeout time.Duration // of its newest start
+	faults           string        // the address of its fault points
 }
 
 // form starts three nodes. Whoever leads has the lease, and all others the heartbeat
@@ -55,17 +57,11 @@ type node struct {
 // leads at once, hands leadership over when it is stopped, and comes back with the others'.
 func form(t *testing.T, lease, others time.Duration) (c *cluster, leader *node, followers []*node) {
 	t.Helper()
-	host := fmt.Sprintf("127.%d.%d.", 1+rand.IntN(250), rand.IntN(250))
-	first := 1 + rand.IntN(250)
-	c = &cluster{}
-	var peers []string
-	for i := range 3 {
-		n := &node{id: fmt.Sprint("n", i+1), dir: filepath.Join(t.TempDir(), "data"), host: host + strconv.Itoa(first+i)}
-		peers = append(peers, n.id+"="+n.host+":7441")
-		c.nodes = append(c.nodes, n)
+	c = &cluster{network: fmt.Sprintf("127.%d.%d.", 1+rand.IntN(250), rand.IntN(250))}
+	for range 3 {
+		c.nodes = append(c.nodes, c.another(t))
 	}
 	for i, n := range c.nodes {
-		n.peers = strings.Join(peers, ",")
 		if i == 0 && lease > 0 {
 			n.start(t, 300*time.Millisecond)
 		} else {
@@ -91,6 +87,22 @@ func form(t *testing.T, lease, others time.Duration) (c *cluster, leader *node, 
 	return c, leader, c.without(leader)
 }
 
+// another makes a node that is none of the cluster's yet, with an address of its own.
+func (c *cluster) another(t *testing.T) *node {
+	t.Helper()
+	i := len(c.nodes) + 1
+	return &node{c: c, id: fmt.Sprint("n", i), dir: filepath.Join(t.TempDir(), "data"), host: c.network + strconv.Itoa(i)}
+}
+
+// peers is the initial cluster as --peers has it.
+func (c *cluster) peers() string {
+	var out []string
+	for _, n := range c.nodes {
+		out = append(out, n.id+"="+n.host+":7441")
+	}
+	return strings.Join(out, ",")
+}
+
 // without is all nodes but some.
 func (c *cluster) without(some ...*node) []*node {
 	var out []*node
@@ -110,7 +122,7 @@ next:
 func (n *node) start(t *testing.T, heartbeatTimeout time.Duration) {
 	t.Helper()
 	args := []string{
-		"--node-id", n.id, "--peers", n.peers,
+		"--node-id", n.id, "--peers", n.c.peers(),
 		"--listen", n.host + ":7440", "--raft-listen", n.host + ":7441", "--http-listen", n.host + ":7442",
 		"--memtable-bytes", "1MiB", "--block-cache-bytes", "8MiB",
 	}
