@@ -159,7 +159,7 @@ func Settings() []Setting {
 		{Key: "election-timeout", Default: "0", kind: kindDuration, min: int64(10 * time.Millisecond), max: int64(time.Minute), zero: true, field: func(c *Config) any { return &c.ElectionTimeout },
 			Help: "time that a candidate waits for votes, at least heartbeat-timeout; 0 = automatic: heartbeat-timeout"},
 		{Key: "heartbeat-timeout", Default: "0", kind: kindDuration, min: int64(10 * time.Millisecond), max: int64(time.Minute), zero: true, field: func(c *Config) any { return &c.HeartbeatTimeout },
-			Help: "time without a word from the leader before a follower stands for election, and without a majority's before a leader gives up; longer than the slowest flush of any node's disk; 0 = automatic: 700ms, or 50ms without peers"},
+			Help: "time without a word from the leader before a follower stands for election, and without a majority's before a leader gives up; longer than the slowest flush of any node's disk; 0 = automatic: 500ms, or 50ms without peers"},
 		{Key: "disk-stall-timeout", Default: "30s", kind: kindDuration, min: int64(time.Second), max: int64(time.Hour), zero: true, field: func(c *Config) any { return &c.DiskStallTimeout },
 			Help: "a disk operation that takes longer ends the process, so that another node can lead; 0 = off"},
 	}

@@ -52,7 +52,9 @@ type Options struct {
 	// HeartbeatTimeout and ElectionTimeout are raft's: how long a follower, and a candidate,
 	// waits for a leader; a leader gives up after HeartbeatTimeout without a majority. They
 	// must be longer than the worst flush of any node's disk, because followers answer
-	// nothing while they flush. Default 700 ms, or 50 ms without Listener: a node that is
+	// nothing while they flush. After the loss of a leader nobody is elected before two nodes
+	// have waited, each one to two timeouts: who still knows a leader grants no pre-vote.
+	// Default 500 ms, or 50 ms without Listener: a node that is
 	// alone has nobody to wait for.
 	HeartbeatTimeout, ElectionTimeout time.Duration
 
@@ -120,7 +122,7 @@ func (o *Options) setDefaults() {
 		o.SegmentBytes = 4 << 20
 	}
 	if o.HeartbeatTimeout == 0 {
-		o.HeartbeatTimeout = 700 * time.Millisecond
+		o.HeartbeatTimeout = 500 * time.Millisecond
 		if o.Listener == nil {
 			o.HeartbeatTimeout = 50 * time.Millisecond
 		}
