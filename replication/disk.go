@@ -83,6 +83,3 @@ func (s *Shard) diskRoom() int64 {
 	}
 	return max(0, s.disk.free.Load()-s.disk.reserve)
 }
-
-// LogCacheStats is what the cache of log entries does.
-func (s *Shard) LogCacheStats() EntryCacheStats { return s.logs.cache.stats() }

@@ -18,8 +18,8 @@ type entryCache struct {
 
 // EntryCacheStats is what the cache of log entries holds now, and did so far.
 type EntryCacheStats struct {
-	Entries, Bytes int64
-	Hits, Misses   uint64
+	Entries, Bytes, Limit int64
+	Hits, Misses          uint64
 }
 
 // entryOverhead is what an entry takes beside its data.
@@ -95,5 +95,5 @@ func (c *entryCache) get(index uint64, out *raft.Log) bool {
 func (c *entryCache) stats() EntryCacheStats {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	return EntryCacheStats{Entries: int64(len(c.entries)), Bytes: c.bytes, Hits: c.hits, Misses: c.misses}
+	return EntryCacheStats{Entries: int64(len(c.entries)), Bytes: c.bytes, Limit: max(c.limit, 0), Hits: c.hits, Misses: c.misses}
 }

@@ -33,11 +33,11 @@ type logStore struct {
 	tail  *tail.Log
 	snaps *snapshotStore
 	log   *zap.Logger
-	// maxLoaned is how many bytes of log are kept for a node that is sent a snapshot.
-	maxLoaned int64
-	cache     *entryCache
-	sealed    atomic.Bool
-	step      func(name string) error // Hooks.Restoring
+	// maxLent is how many bytes of log are kept for a node that is sent a snapshot.
+	maxLent int64
+	cache   *entryCache
+	sealed  atomic.Bool
+	step    func(name string) error // Hooks.Restoring
 }
 
 var _ raft.LogStore = (*logStore)(nil)
@@ -140,12 +140,12 @@ func (l *logStore) keepFrom(last uint64) uint64 {
 	if m := l.snaps.newest(); m != nil {
 		keep = min(keep, m.Index)
 	}
-	if loaned, ok := l.snaps.loaned(); ok && loaned < keep {
-		if size := l.tail.SizeFrom(loaned + 1); size <= l.maxLoaned {
-			return loaned + 1
+	if lent, ok := l.snaps.lent(); ok && lent < keep {
+		if size := l.tail.SizeFrom(lent + 1); size <= l.maxLent {
+			return lent + 1
 		}
 		l.log.Warn("the log behind a snapshot that was sent to another node is dropped: it will need another snapshot",
-			zap.Uint64("snapshot_index", loaned), zap.Int64("kept_at_most_bytes", l.maxLoaned))
+			zap.Uint64("snapshot_index", lent), zap.Int64("kept_at_most_bytes", l.maxLent))
 	}
 	return keep
 }

@@ -23,7 +23,7 @@ func openLogs(t *testing.T, dir string) *logStore {
 		t.Fatal(err)
 	}
 	l := &logStore{
-		tail: log, snaps: openSnapshotsAt(t, filepath.Join(dir, "snapshots")), log: zaptest.NewLogger(t), maxLoaned: 1 << 20,
+		tail: log, snaps: openSnapshotsAt(t, filepath.Join(dir, "snapshots")), log: zaptest.NewLogger(t), maxLent: 1 << 20,
 		cache: newEntryCache(3 * (entryOverhead + 10)), step: func(string) error { return nil },
 	}
 	t.Cleanup(func() {
@@ -214,12 +214,12 @@ func TestLogKeepsWhatOthersNeed(t *testing.T) {
 		t.Fatal(err)
 	}
 	remove(21, 35, 21, 40)
-	now = now.Add(loanAfter / 2)
+	now = now.Add(lentAfter / 2)
 	remove(21, 35, 21, 40)
-	l.maxLoaned = 100
+	l.maxLent = 100
 	remove(21, 22, 23, 40) // more than the bound
-	l.maxLoaned = 1 << 20
-	now = now.Add(loanAfter)
+	l.maxLent = 1 << 20
+	now = now.Add(lentAfter)
 	remove(23, 35, 35, 40)
 }
 

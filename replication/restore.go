@@ -409,28 +409,26 @@ func (s *Shard) restoringStep(name string) error {
 func (s *Shard) publishHistory(store *history.Store) (*history.Store, error) {
 	// The notice that this node does not lead any more may not be here yet.
 	s.endTenure("another leader sent this node its snapshot")
+	cache := s.proc.cache
 	view := store.View()
 	applied := view.Applied()
+	proc := newProcessor(s.opts.Shard, store, cache)
+	proc.applied.Timeline = s.identity().Timeline
 	s.mu.Lock()
 	if t := s.tenure; t != nil && t.ready {
 		s.mu.Unlock()
 		view.Release()
 		return nil, errors.New("restore: expected a node that does not lead, found one that admits writes")
 	}
-	old := s.view
-	s.view = view
+	old, replaced := s.view, s.store
+	s.view, s.store, s.proc = view, store, proc
 	s.cache.Reset(applied.Index)
 	s.lastStamp = max(s.lastStamp, applied.CommittedAt)
 	s.progressed()
 	s.mu.Unlock()
 	old.Release()
 
-	cache := s.proc.cache
 	cache.Reset(applied.Index)
-	replaced := s.store
-	s.store = store
-	s.proc = newProcessor(s.opts.Shard, store, cache)
-	s.proc.applied.Timeline = s.identity().Timeline
 	s.digests.reset()
 	s.digests.addAll([]entryResult{{index: applied.Index, digest: applied.Digest}})
 	return replaced, nil

@@ -350,7 +350,7 @@ func (n *clusterNode) logged(message string) int { return n.logs.FilterMessage(m
 // badLine is a transport that damages the snapshots sent through it: each in the next way
 // once the receiver has refused the one before.
 type badLine struct {
-	raft.Transport
+	wholeTransport
 	refused func() int
 	ways    []func(io.Reader) io.Reader
 }
@@ -359,7 +359,7 @@ func (l badLine) InstallSnapshot(id raft.ServerID, at raft.ServerAddress, args *
 	if n := l.refused(); n < len(l.ways) {
 		data = l.ways[n](data)
 	}
-	return l.Transport.InstallSnapshot(id, at, args, resp, data)
+	return l.wholeTransport.InstallSnapshot(id, at, args, resp, data)
 }
 
 // altered changes the byte at an offset.
@@ -399,7 +399,7 @@ func TestDamagedTransferIsRefusedAndRepeated(t *testing.T) {
 	for _, n := range c.nodes {
 		n.opts.Hooks.Transport = func(t raft.Transport) raft.Transport {
 			l := line
-			l.Transport = t
+			l.wholeTransport = t.(wholeTransport)
 			return l
 		}
 	}

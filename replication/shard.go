@@ -165,7 +165,7 @@ func (s *Shard) open() (err error) {
 		return err
 	}
 	s.logs = &logStore{
-		tail: s.tail, snaps: s.snaps, log: s.log, maxLoaned: loanedSnapshots * o.SnapshotLogBytes, cache: newEntryCache(o.LogCacheBytes),
+		tail: s.tail, snaps: s.snaps, log: s.log, maxLent: lentSnapshots * o.SnapshotLogBytes, cache: newEntryCache(o.LogCacheBytes),
 		step: s.restoringStep,
 	}
 	if err := s.openHistory(); err != nil {

@@ -35,7 +35,7 @@ type snapshotStore struct {
 	mu sync.Mutex
 	// newestMeta is the newest complete snapshot; nil = there is none.
 	newestMeta *snapshotMeta
-	loans      map[string]*loan
+	lentOut    map[string]*loan
 	sinks      int // numbers temporary directories
 }
 
@@ -79,15 +79,15 @@ type loan struct {
 	readers int
 	// superseded: it is to be removed when the last reader closes.
 	superseded bool
-	until      time.Time // see loanAfter; set when the last reader has closed
+	until      time.Time // see lentAfter; set when the last reader has closed
 }
 
-// loanAfter is how long the log behind a snapshot is kept after it was sent, so that the node
+// lentAfter is how long the log behind a snapshot is kept after it was sent, so that the node
 // that has it can go on from there.
-const loanAfter = time.Minute
+const lentAfter = time.Minute
 
-// loanedSnapshots bounds that log: it may grow until so many more snapshots have been taken.
-const loanedSnapshots = 4
+// lentSnapshots bounds that log: it may grow until so many more snapshots have been taken.
+const lentSnapshots = 4
 
 var _ raft.SnapshotStore = (*snapshotStore)(nil)
 
@@ -96,7 +96,7 @@ func openSnapshots(dir string, o snapshotOptions) (*snapshotStore, error) {
 	if err := makeDir(dir); err != nil {
 		return nil, fmt.Errorf("snapshots: %w", err)
 	}
-	s := &snapshotStore{dir: dir, opts: o, removeAll: os.RemoveAll, now: time.Now, loans: make(map[string]*loan)}
+	s := &snapshotStore{dir: dir, opts: o, removeAll: os.RemoveAll, now: time.Now, lentOut: make(map[string]*loan)}
 	if err := s.load(); err != nil {
 		return nil, fmt.Errorf("snapshots: %w", err)
 	}
@@ -199,10 +199,10 @@ func (s *snapshotStore) Open(id string) (*raft.SnapshotMeta, io.ReadCloser, erro
 		s.mu.Unlock()
 		return nil, nil, fmt.Errorf("snapshot %s is not the newest any more", id)
 	}
-	l := s.loans[id]
+	l := s.lentOut[id]
 	if l == nil {
 		l = &loan{meta: m}
-		s.loans[id] = l
+		s.lentOut[id] = l
 	}
 	l.readers++
 	s.mu.Unlock()
@@ -225,7 +225,7 @@ func (s *snapshotStore) Open(id string) (*raft.SnapshotMeta, io.ReadCloser, erro
 func (s *snapshotStore) giveBack(l *loan) {
 	s.mu.Lock()
 	l.readers--
-	l.until = s.now().Add(loanAfter)
+	l.until = s.now().Add(lentAfter)
 	last := l.readers == 0 && l.superseded
 	s.mu.Unlock()
 	if last {
@@ -235,15 +235,15 @@ func (s *snapshotStore) giveBack(l *loan) {
 	}
 }
 
-// loaned returns the lowest index of a snapshot that another node has, or is getting, and
+// lent returns the lowest index of a snapshot that another node has, or is getting, and
 // whose log it will ask for next.
-func (s *snapshotStore) loaned() (index uint64, ok bool) {
+func (s *snapshotStore) lent() (index uint64, ok bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	now := s.now()
-	for id, l := range s.loans {
+	for id, l := range s.lentOut {
 		if l.readers == 0 && now.After(l.until) {
-			delete(s.loans, id)
+			delete(s.lentOut, id)
 			continue
 		}
 		if !ok || l.meta.Index < index {
@@ -251,6 +251,14 @@ func (s *snapshotStore) loaned() (index uint64, ok bool) {
 		}
 	}
 	return index, ok
+}
+
+// lentCount is how many snapshots are being sent, or were until recently.
+func (s *snapshotStore) lentCount() int {
+	s.lent()
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return len(s.lentOut)
 }
 
 // supersede makes a complete snapshot the newest. It returns the id of the one before if
@@ -261,7 +269,7 @@ func (s *snapshotStore) supersede(m *snapshotMeta) (gone string) {
 	if old == nil {
 		return ""
 	}
-	if l := s.loans[old.ID]; l != nil && l.readers > 0 {
+	if l := s.lentOut[old.ID]; l != nil && l.readers > 0 {
 		l.superseded = true
 		return ""
 	}

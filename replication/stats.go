@@ -14,6 +14,15 @@ type Stats struct {
 	AdmissionHeads, AdmissionMarks mark.Stats
 	ApplyHeads, ApplyMarks         mark.Stats
 
+	// LogCache keeps the newest log entries.
+	LogCache EntryCacheStats
+	// RetiredHistories gave way to another node's and are still read, of MaxRetiredHistories:
+	// the next one to give way would wait then. LentSnapshots are being sent to other nodes, or
+	// were until a minute ago: the log behind them is kept, up to MaxLentLogBytes.
+	RetiredHistories, MaxRetiredHistories int
+	LentSnapshots                         int
+	MaxLentLogBytes                       int64
+
 	// History is nil once the shard is closed or has failed.
 	History *HistoryStats
 }
@@ -42,6 +51,9 @@ func (s *Shard) Stats() Stats {
 	st := Stats{
 		MaxInFlightBytes: o.MaxInFlightBytes, MaxOutstandingEntries: o.MaxOutstandingEntries,
 		MinFreeDiskBytes: max(o.MinFreeDiskBytes, 0),
+		LogCache:         s.logs.cache.stats(),
+		RetiredHistories: len(s.hist.slots), MaxRetiredHistories: maxRetired,
+		LentSnapshots: s.snaps.lentCount(), MaxLentLogBytes: s.logs.maxLent,
 	}
 	s.mu.Lock()
 	cache, proc, store, view := s.cache, s.proc, s.store, s.acquireView()

@@ -1,0 +1,281 @@
+package replication
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"sync"
+	"testing"
+
+	"github.com/hashicorp/raft"
+
+	"github.com/tidemark-db/tidemark/replication/peer"
+	"github.com/tidemark-db/tidemark/wal/record"
+)
+
+// wholeTransport is what raft looks for in a transport.
+type wholeTransport interface {
+	raft.Transport
+	raft.WithPreVote
+	raft.WithClose
+}
+
+var errCut = errors.New("cut off in a test")
+
+// cutLine is a node's transport; what goes to or from a node that is cut off is lost.
+type cutLine struct {
+	wholeTransport
+	self string
+	net  *cutNetwork
+}
+
+type cutNetwork struct {
+	mu  sync.Mutex
+	off map[string]bool // node ids
+}
+
+func (n *cutNetwork) cut(id string, off bool) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	n.off[id] = off
+}
+
+func (l cutLine) err(to raft.ServerID) error {
+	l.net.mu.Lock()
+	defer l.net.mu.Unlock()
+	if l.net.off[l.self] || l.net.off[peer.NodeID(to)] {
+		return errCut
+	}
+	return nil
+}
+
+func (l cutLine) AppendEntries(id raft.ServerID, at raft.ServerAddress, args *raft.AppendEntriesRequest, resp *raft.AppendEntriesResponse) error {
+	if err := l.err(id); err != nil {
+		return err
+	}
+	return l.wholeTransport.AppendEntries(id, at, args, resp)
+}
+
+func (l cutLine) RequestVote(id raft.ServerID, at raft.ServerAddress, args *raft.RequestVoteRequest, resp *raft.RequestVoteResponse) error {
+	if err := l.err(id); err != nil {
+		return err
+	}
+	return l.wholeTransport.RequestVote(id, at, args, resp)
+}
+
+func (l cutLine) RequestPreVote(id raft.ServerID, at raft.ServerAddress, args *raft.RequestPreVoteRequest, resp *raft.RequestPreVoteResponse) error {
+	if err := l.err(id); err != nil {
+		return err
+	}
+	return l.wholeTransport.RequestPreVote(id, at, args, resp)
+}
+
+func (l cutLine) InstallSnapshot(id raft.ServerID, at raft.ServerAddress, args *raft.InstallSnapshotRequest, resp *raft.InstallSnapshotResponse, data io.Reader) error {
+	if err := l.err(id); err != nil {
+		return err
+	}
+	return l.wholeTransport.InstallSnapshot(id, at, args, resp, data)
+}
+
+// cuttable lets the nodes of a cluster that did not start yet be cut off.
+func (c *cluster) cuttable() *cutNetwork {
+	net := &cutNetwork{off: make(map[string]bool)}
+	for id, n := range c.nodes {
+		n.opts.Hooks.Transport = func(t raft.Transport) raft.Transport {
+			return cutLine{t.(wholeTransport), id, net}
+		}
+	}
+	return net
+}
+
+// A node that was cut off keeps running, with heads and marks in its caches, a read in a view
+// of its history, and a snapshot of its own half taken, when another node's snapshot replaces
+// all of that. Nothing that it says or decides afterwards is from before.
+func TestSnapshotReplacesTheStateOfALivingNode(t *testing.T) {
+	c := smallLogs(t, 3)
+	net := c.cuttable()
+	arrived, goOn := make(chan struct{}), make(chan struct{})
+	var once sync.Once
+	for id := range c.nodes {
+		c.nodes[id].opts.Hooks.Restoring = func(step string) error {
+			if step == "received" {
+				once.Do(func() { close(arrived) })
+				<-goOn
+			}
+			return nil
+		}
+	}
+	c.start(c.ids()...)
+	c.writes(1, 40)
+	c.converged()
+	id := c.followers()[0]
+	n := c.nodes[id]
+	net.cut(id, true)
+	c.writes(41, 40)
+	for other, o := range c.nodes {
+		if other == id {
+			continue
+		}
+		if err := o.snapshot(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	c.writes(81, 10)
+
+	g := n.raftGroup().raft
+	sink, err := n.snaps.Create(raft.SnapshotVersionMax, g.AppliedIndex(), g.CurrentTerm(), g.GetConfiguration().Configuration(), 1, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	before := n.currentView()
+	net.cut(id, false)
+	<-arrived
+	own, err := (&fsm{n.Shard}).Snapshot() // Apply's goroutine waits in the hook
+	if err != nil {
+		t.Fatal(err)
+	}
+	if before.Applied() != n.proc.applied {
+		t.Fatalf("the node applied up to %+v while it was cut off", n.proc.applied)
+	}
+	close(goOn)
+	m := c.restored(id)
+	before.Release()
+	c.sameStates()
+	// The snapshot of its own history can still be written, and is of no use.
+	if err := own.Persist(sink); err != nil {
+		t.Errorf("persist: %v", err)
+	}
+	own.Release()
+	if err := sink.Close(); !errors.Is(err, errOlderSnapshot) {
+		t.Errorf("close of the snapshot of its own history: %v, want errOlderSnapshot", err)
+	}
+	if now := n.snaps.newest(); now.ID != m.ID {
+		t.Errorf("the newest snapshot is %s, want %s", now.ID, m.ID)
+	}
+	c.until("the old history to be removed", func() bool {
+		entries, err := os.ReadDir(n.hist.dir)
+		return err == nil && len(entries) == 1
+	})
+	// It decides over writes from what it knows now, as the leader and in Apply.
+	leader := c.leader()
+	if err := leader.raftGroup().raft.LeadershipTransferToServer(n.identity().serverID(), n.address(n.identity())).Error(); err != nil {
+		t.Fatal(err)
+	}
+	c.until("the node to lead", func() bool { ready, _ := n.Leading(); return ready })
+	for i := range 7 {
+		k := fmt.Sprint("w", i)
+		v := n.currentView()
+		head, ok, err := v.Head(record.MakeKey("acme", "orders", k))
+		v.Release()
+		if err != nil || !ok {
+			t.Fatalf("head of %s: %v, %v", k, ok, err)
+		}
+		mustAppend(t, n.Shard, appendOf("a", k, seqs(uint64(1000+i)), expect(head.Version)))
+	}
+	c.sameStates()
+}
+
+// takeAhead takes a snapshot while writes go on: its checkpoint is ahead of its index.
+func takeAhead(t *testing.T, n *Shard, meanwhile func()) *snapshotMeta {
+	t.Helper()
+	g := n.raftGroup().raft
+	index, term := g.AppliedIndex(), g.CurrentTerm()
+	conf := g.GetConfiguration().Configuration() // raft does not say its index; it never changed
+	snap, err := (&fsm{n}).Snapshot()            // nothing is being applied
+	if err != nil {
+		t.Fatal(err)
+	}
+	meanwhile()
+	sink, err := n.snaps.Create(raft.SnapshotVersionMax, index, term, conf, 1, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := snap.Persist(sink); err != nil {
+		t.Fatal(err)
+	}
+	snap.Release()
+	if err := sink.Close(); err != nil {
+		t.Fatal(err)
+	}
+	m := n.snaps.newest()
+	if m.Index != index || m.AppliedIndex > index || m.CheckpointIndex <= index {
+		t.Fatalf("the snapshot is %+v, want one of entry %d whose checkpoint is ahead", m, index)
+	}
+	return m
+}
+
+// The checkpoint of a snapshot may be ahead of its index, because Apply goes on while it is
+// written: what it has already is not applied again.
+func TestCheckpointAheadOfItsSnapshotIsNotAppliedTwice(t *testing.T) {
+	o := Options{Dir: t.TempDir()}
+	s := openShard(t, o)
+	for i := range 20 {
+		mustAppend(t, s, appendOf("a", fmt.Sprint(i%3), seqs(uint64(i+1))))
+	}
+	takeAhead(t, s, func() {
+		for i := range 20 {
+			mustAppend(t, s, appendOf("a", fmt.Sprint(i%3), seqs(uint64(i+21))))
+		}
+	})
+	mustAppend(t, s, appendOf("a", "1", seqs(100)))
+	want, digest := stateOf(t, s), s.proc.applied.Digest
+	if err := s.Stop(context.Background()); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.RemoveAll(filepath.Join(o.Dir, "history")); err != nil {
+		t.Fatal(err)
+	}
+	s = openShard(t, o)
+	if got := stateOf(t, s); got != want || s.proc.applied.Digest != digest {
+		t.Errorf("after the history came back from the snapshot:\n%s\nwant\n%s", got, want)
+	}
+	if err := s.Stop(context.Background()); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// The same for a node that is sent such a snapshot and stops before its log has come as far as
+// its history: nothing is missing from the log.
+func TestNodeStartsWithAHistoryAheadOfItsLog(t *testing.T) {
+	c := smallLogs(t, 3)
+	c.start(c.ids()...)
+	c.writes(1, 30)
+	c.converged()
+	away := c.followers()[0]
+	c.kill(away)
+	c.writes(31, 30)
+	rest := c.followers()[0]
+	leader := c.leader()
+	c.snapshots()
+	c.writes(61, 5)
+	c.converged()
+	takeAhead(t, leader.Shard, func() { c.writes(66, 15) })
+	c.wipe(away)
+	crashed := c.crashAt(away, "settled")
+	c.start(away)
+	if err := <-c.nodes[away].Fatal(); !crashed.Load() {
+		t.Fatal(err)
+	}
+	c.kill(away, rest)
+	for id, n := range c.nodes {
+		if n == leader {
+			c.kill(id)
+		}
+	}
+	c.start(away)
+	n := c.nodes[away]
+	last, err := n.tail.LastIndex()
+	if applied := n.store.Applied().Index; err != nil || applied <= last {
+		t.Fatalf("its history ends at %d and its log at %d (%v); want a history that is ahead", applied, last, err)
+	}
+	for id, n := range c.nodes {
+		if n.Shard == nil {
+			c.start(id)
+		}
+	}
+	c.writes(81, 10)
+	c.sameStates()
+}
