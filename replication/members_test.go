@@ -326,7 +326,7 @@ func TestStatusSaysForEveryNodeWhoItIsAndHowFar(t *testing.T) {
 		}
 		if st.GetNodeId() != asked || st.GetClusterId() != leader.identity().ClusterID || st.GetTimeline() != leader.identity().Timeline ||
 			st.GetLeaderId() != leader.opts.NodeID || st.GetLeaderAddress() != leader.opts.AdvertiseAddress || !st.GetInsecure() ||
-			st.GetAppliedIndex() == 0 || st.GetLastPosition() != 1 || st.GetTerm() == 0 || len(st.GetNodes()) != 3 {
+			st.GetAppliedIndex() != st.GetCommitIndex() || st.GetLastPosition() != 1 || st.GetTerm() == 0 || len(st.GetNodes()) != 3 {
 			t.Fatalf("%s says %v", asked, st)
 		}
 		for _, n := range st.GetNodes() {

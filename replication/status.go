@@ -39,7 +39,7 @@ func (s *Shard) Status() Status {
 	defer s.mu.Unlock()
 	st.Waiting = s.waiting
 	a := s.view.Applied()
-	st.AppliedIndex, st.LastPosition = a.Index, a.Position
+	st.AppliedIndex, st.LastPosition = s.appliedThrough(a.Index, st.CommitIndex), a.Position
 	if t := s.tenure; t != nil {
 		st.Ready = t.ready && !s.stopping
 		st.InFlightBytes = t.bytes
@@ -50,6 +50,22 @@ func (s *Shard) Status() Status {
 		}
 	}
 	return st
+}
+
+// maxPassedOver bounds how many entries appliedThrough looks at.
+const maxPassedOver = 64
+
+// appliedThrough is the index up to which nothing is left to apply: entries of raft's own
+// change nothing, and an idle node that has only those before it is up to date.
+func (s *Shard) appliedThrough(applied, commit uint64) uint64 {
+	for range maxPassedOver {
+		var e raft.Log
+		if applied >= commit || s.logs.GetLog(applied+1, &e) != nil || e.Type == raft.LogCommand {
+			break
+		}
+		applied++
+	}
+	return applied
 }
 
 // raftStatus fills in what raft knows.
