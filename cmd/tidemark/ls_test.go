@@ -1,7 +1,11 @@
 package main
 
 import (
+	"sync/atomic"
 	"testing"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
 
 	pb "github.com/tidemark-db/tidemark/api/tidemark/v1"
 )
@@ -12,8 +16,19 @@ func TestListWalksAllPagesUpToTheLimit(t *testing.T) {
 		key.Id = id
 		return &pb.GetAggregateResponse{Aggregate: key, Version: 2, EventCount: 3, LastCommittedAt: at(11), Deleted: deleted}
 	}
+	// A list that does not stop where it should is stopped.
+	var calls atomic.Int64
+	tooOften := func() error {
+		if calls.Add(1) > 20 {
+			return status.Error(codes.FailedPrecondition, "the list goes on and on")
+		}
+		return nil
+	}
 	store := &fakeStore{
 		orgs: func(req *pb.ListOrgsRequest) (*pb.ListOrgsResponse, error) {
+			if err := tooOften(); err != nil {
+				return nil, err
+			}
 			if req.GetPageToken() == "" {
 				return &pb.ListOrgsResponse{Orgs: []string{"acme"}, NextPageToken: "p2"}, nil
 			}
@@ -23,6 +38,9 @@ func TestListWalksAllPagesUpToTheLimit(t *testing.T) {
 			return &pb.ListTypesResponse{Types: []string{"claims", "orders"}}, nil
 		},
 		aggregates: func(req *pb.ListAggregatesRequest) (*pb.ListAggregatesResponse, error) {
+			if err := tooOften(); err != nil {
+				return nil, err
+			}
 			if req.GetPageToken() == "" {
 				return &pb.ListAggregatesResponse{Aggregates: []*pb.GetAggregateResponse{one("481", false)}, NextPageToken: "p2"}, nil
 			}
