@@ -347,6 +347,29 @@ func TestListeningToOthersIsWarnedAbout(t *testing.T) {
 	}
 }
 
+func TestAReserveThatAFlushDoesNotFitIsWarnedOf(t *testing.T) {
+	const rest = ", which may still be written when writes are refused; with less, a disk that fills up ends the node"
+	for _, tc := range []struct {
+		args []string
+		want string // "" = no warning
+	}{
+		{[]string{"--min-free-disk-bytes=128MiB"}, ""},
+		{[]string{"--min-free-disk-bytes=127MiB"}, "min-free-disk-bytes is 127MiB (--min-free-disk-bytes): expected at least 128MiB (memtable-bytes 64MiB + max-in-flight-bytes 64MiB)" + rest},
+		{[]string{"--min-free-disk-bytes=0"}, "min-free-disk-bytes is 0 (--min-free-disk-bytes): expected at least 128MiB (memtable-bytes 64MiB + max-in-flight-bytes 64MiB)" + rest},
+		{[]string{"--memtable-bytes=256MiB", "--memory-limit=4GiB"}, "min-free-disk-bytes is 256MiB (default): expected at least 320MiB (memtable-bytes 256MiB + max-in-flight-bytes 64MiB)" + rest},
+		{[]string{"--min-free-disk-bytes=1MiB", "--memory-limit=128MiB"}, "min-free-disk-bytes is 1MiB (--min-free-disk-bytes): expected at least 8MiB (memtable-bytes 4MiB + max-in-flight-bytes 4MiB)" + rest},
+	} {
+		var want []string
+		if tc.want != "" {
+			want = []string{tc.want}
+		}
+		c, problems := load(t, tc.args, nil, "")
+		if got := c.Warnings(); problems != "" || !reflect.DeepEqual(got, want) {
+			t.Errorf("%v: problems %q, warnings %q, want %q", tc.args, problems, got, want)
+		}
+	}
+}
+
 func TestSizes(t *testing.T) {
 	for text, want := range map[string]int64{
 		"0": 0, "4096": 4096, "1B": 1, "64KiB": 64 << 10, "256MiB": 256 << 20, "1.5GiB": 3 << 29, "2 TiB": 2 << 40,

@@ -230,6 +230,11 @@ func (c *Config) Warnings() []string {
 			"advertise is %s (%s): clients on other machines cannot use it; set advertise to the address that they reach this node at",
 			c.Advertise, c.Source("advertise")))
 	}
+	if least := c.MemtableBytes + c.MaxInFlightBytes; c.MinFreeDiskBytes < least {
+		warnings = append(warnings, fmt.Sprintf(
+			"min-free-disk-bytes is %s (%s): expected at least %s (memtable-bytes %s + max-in-flight-bytes %s), which may still be written when writes are refused; with less, a disk that fills up ends the node",
+			FormatSize(c.MinFreeDiskBytes), c.Source("min-free-disk-bytes"), FormatSize(least), FormatSize(c.MemtableBytes), FormatSize(c.MaxInFlightBytes)))
+	}
 	return warnings
 }
 
