@@ -20,6 +20,7 @@ func main() {
 func newCommands() []*cobra.Command {
 	return []*cobra.Command{
 		newServeCommand(),
+		newDevCommand(),
 		newAppendCommand(),
 		newReadCommand(),
 		newAggregateCommand(),

@@ -106,6 +106,14 @@ type runningNode struct {
 // serve starts a node with its data in dir and waits until it is ready.
 func serve(t *testing.T, dir string, extra ...string) *runningNode {
 	t.Helper()
+	n := launch(t, dir, extra...)
+	n.log.line(t, "ready")
+	return n
+}
+
+// launch starts a node and waits until its ports are open.
+func launch(t *testing.T, dir string, extra ...string) *runningNode {
+	t.Helper()
 	ctx, cancel := context.WithCancel(context.Background())
 	n := &runningNode{log: newLogSink(), interrupt: cancel, exit: make(chan int, 1)}
 	args := append([]string{"serve", "--data-dir", dir, "--listen", "127.0.0.1:0", "--http-listen", "127.0.0.1:0", "--log-format", "json",
@@ -117,7 +125,6 @@ func serve(t *testing.T, dir string, extra ...string) *runningNode {
 	})
 	fields := n.log.line(t, "serving")
 	n.address, n.web = fields["listen"].(string), fields["http_listen"].(string)
-	n.log.line(t, "ready")
 	return n
 }
 
