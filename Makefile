@@ -15,6 +15,9 @@ ARGS     ?=
 # something. Suites over whole nodes run too slowly under the race detector to run always.
 PACKAGES ?= ./...
 RACE     ?= ./mark/... ./replication/... ./server/... ./wal/...
+# How long `make chaos` goes on, and what it is drawn from.
+DURATION ?= 10m
+SEED     ?= 0
 # How long `make fuzz` spends on each target.
 FUZZTIME ?= 30s
 # How often `make failover` kills the leader.
@@ -46,6 +49,10 @@ fuzz: ## Run every fuzz target for FUZZTIME (default 30s)
 .PHONY: failover
 failover: ## Kill the leader of three nodes KILLS times (default 100), and print how long writes stood still
 	$(GO) test -v ./test/failover -args -kills $(KILLS)
+
+.PHONY: chaos
+chaos: ## Break a cluster under load for DURATION (default 10m), by SEED (default 0 = a new one); needs root
+	$(GO) test ./test/chaos -v -timeout 0 -args -duration $(DURATION) -seed $(SEED)
 
 .PHONY: lint
 lint: vet staticcheck imports proto files tidy ## Run every linter below

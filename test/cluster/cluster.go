@@ -149,7 +149,7 @@ func (c *Cluster) Until(what string, ok func() bool) {
 func (c *Cluster) CheckAlive() {
 	c.tb.Helper()
 	for _, n := range c.Nodes {
-		if n.process == nil {
+		if n.process == nil || n.mayEnd {
 			continue
 		}
 		select {
@@ -215,6 +215,20 @@ func (c *Cluster) Settle() {
 		}
 		return true
 	})
+}
+
+// Logged counts how often a text is in the logs of all nodes, over all their restarts.
+func (c *Cluster) Logged(text string) int {
+	c.tb.Helper()
+	count := 0
+	for _, n := range c.Nodes {
+		log, err := os.ReadFile(n.logFile())
+		if err != nil && !os.IsNotExist(err) {
+			c.tb.Fatal(err)
+		}
+		count += strings.Count(string(log), text)
+	}
+	return count
 }
 
 func (c *Cluster) isMember(m *pb.Node) bool {

@@ -28,6 +28,7 @@ type Node struct {
 	data    string
 	conn    *grpc.ClientConn
 	process *process.Node // nil = not running
+	mayEnd  bool          // the process may end by itself
 }
 
 // statusTimeout bounds a question to a node that may be paused.
@@ -72,6 +73,7 @@ func (n *Node) Launch(extra ...string) {
 		DataDir: n.data, Host: network.Host(n.Number), Prefix: network.Prefix(n.Number), Dial: network.Dial,
 		Args: append(args, extra...), LogFile: n.logFile(),
 	})
+	n.mayEnd = false
 	network.Started(n.Number, n.process.PID)
 }
 
@@ -96,6 +98,24 @@ func (n *Node) WaitExit(code int) {
 	n.process = nil
 	if exit.Code != code || exit.Signal != 0 {
 		n.cluster.tb.Fatalf("%s ended with %+v, expected code %d; its log is %s", n.ID, exit, code, n.logFile())
+	}
+}
+
+// MayEnd says that the process may end by itself from now on. What ended it is for WaitExit or
+// EndedWith to find out.
+func (n *Node) MayEnd() { n.mayEnd = true }
+
+// EndedWith says whether the process has ended by itself; it must have done so with a code. If
+// it has not, it may not any more.
+func (n *Node) EndedWith(code int) bool {
+	n.cluster.tb.Helper()
+	select {
+	case <-n.process.Exited():
+		n.WaitExit(code)
+		return true
+	default:
+		n.mayEnd = false
+		return false
 	}
 }
 

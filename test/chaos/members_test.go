@@ -1,0 +1,103 @@
+package chaos
+
+import (
+	"context"
+	"time"
+
+	pb "github.com/tidemark-db/tidemark/api/tidemark/v1"
+	"github.com/tidemark-db/tidemark/test/cluster"
+)
+
+// exitRemoved is how a node ends that its cluster has removed.
+const exitRemoved = 73
+
+// change asks whoever leads for a change of the members until it is made: all of these calls
+// may be repeated.
+func (r *run) change(what string, call func(context.Context, pb.ClusterServiceClient) error) {
+	r.t.Helper()
+	var err error
+	defer func() {
+		if err != nil {
+			r.t.Logf("%s: the last answer was %v", what, err)
+		}
+	}()
+	r.cluster.Until(what, func() bool {
+		leader := r.cluster.Leader()
+		ctx, cancel := context.WithTimeout(r.t.Context(), 15*time.Second)
+		defer cancel()
+		err = call(ctx, pb.NewClusterServiceClient(leader.Conn()))
+		return err == nil
+	})
+}
+
+func (r *run) transferred() {
+	for range 3 {
+		to := r.follower()
+		r.change("leadership to move", func(ctx context.Context, c pb.ClusterServiceClient) error {
+			_, err := c.TransferLeadership(ctx, &pb.TransferLeadershipRequest{ToId: to.ID})
+			return err
+		})
+		r.progress()
+	}
+}
+
+func (r *run) followerWiped() {
+	n := r.follower()
+	n.Kill()
+	n.Wipe()
+	r.progress()
+	n.Launch()
+	if r.rng.IntN(2) == 0 {
+		leader := r.cluster.Leader()
+		r.wait(r.upTo(time.Second))
+		leader.Kill() // in the middle of the return, perhaps
+		leader.Launch()
+	}
+}
+
+// crashesWhileCatchingUp kills a node at moments of the transfer of a snapshot, of its
+// installation, and of the start after it.
+func (r *run) crashesWhileCatchingUp() {
+	n := r.follower()
+	n.Kill()
+	n.Wipe()
+	r.progress()
+	n.Launch()
+	for range 8 {
+		r.wait(r.upTo(700 * time.Millisecond))
+		n.Kill()
+		n.Launch()
+	}
+}
+
+// membersReplaced adds a node, promotes it, and removes another one, perhaps the leader. The
+// removed one's place is then empty, for the next time.
+func (r *run) membersReplaced() {
+	var spare *cluster.Node
+	for _, n := range r.cluster.Nodes {
+		if !n.Member {
+			spare = n
+		}
+	}
+	leaving := r.cluster.Members()[r.rng.IntN(3)]
+	spare.Launch()
+	r.change(spare.ID+" to be added", func(ctx context.Context, c pb.ClusterServiceClient) error {
+		_, err := c.AddNode(ctx, &pb.AddNodeRequest{Id: spare.ID, RaftAddress: r.cluster.Network.RaftAddress(spare.Number)})
+		return err
+	})
+	spare.Member = true
+	r.progress()
+	r.change(spare.ID+" to be promoted", func(ctx context.Context, c pb.ClusterServiceClient) error {
+		_, err := c.PromoteNode(ctx, &pb.PromoteNodeRequest{Id: spare.ID})
+		return err
+	})
+	r.progress()
+	leaving.MayEnd()
+	r.change(leaving.ID+" to be removed", func(ctx context.Context, c pb.ClusterServiceClient) error {
+		_, err := c.RemoveNode(ctx, &pb.RemoveNodeRequest{Id: leaving.ID})
+		return err
+	})
+	leaving.Member = false
+	leaving.WaitExit(exitRemoved)
+	leaving.Wipe()
+}
