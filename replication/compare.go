@@ -82,7 +82,8 @@ func (s *Shard) askDigests(ctx context.Context, g *raftGroup, indexes []uint64) 
 
 // digestVerdict is what comparing digests has shown.
 type digestVerdict struct {
-	index uint64 // where nodes differ; 0 = they do not
+	compared bool   // with another voter, at least
+	index    uint64 // where nodes differ; 0 = they do not
 	// differing are the servers whose digest differs from this node's.
 	differing []raft.ServerID
 	// outvoted: a majority of voters has one digest, and this node another.
@@ -129,10 +130,13 @@ func judgeDigests(self raft.ServerID, servers []raft.Server, own func(uint64) (r
 				differing = append(differing, id)
 			}
 		}
+		for id := range at {
+			v.compared = v.compared || id != self && voters[id]
+		}
 		if len(differing) == 0 {
 			continue
 		}
-		v = digestVerdict{index: index, differing: differing, undecided: true}
+		v = digestVerdict{compared: v.compared, index: index, differing: differing, undecided: true}
 		for d, n := range votes {
 			if n > len(voters)/2 {
 				v.undecided = false
@@ -143,10 +147,15 @@ func judgeDigests(self raft.ServerID, servers []raft.Server, own func(uint64) (r
 	return v
 }
 
-// setDiverged keeps the verdict: while it is undecided, no write is admitted.
+// setDiverged keeps the verdict: while it is undecided, no write is admitted. It stays so
+// while there is nobody to compare with: that a node went down has mended nothing.
 func (s *Shard) setDiverged(v digestVerdict) {
 	s.mu.Lock()
 	was := s.diverged
+	if was.undecided && !v.compared {
+		s.mu.Unlock()
+		return
+	}
 	s.diverged = v
 	s.mu.Unlock()
 	if v.index == 0 || v.index == was.index {

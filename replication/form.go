@@ -232,6 +232,7 @@ func (s *Shard) join(ctx context.Context, from *peerpb.HelloResponse, address st
 func (s *Shard) askJoin(ctx context.Context, id *identity, leader string) (*peerpb.JoinResponse, error) {
 	return s.net.Client(leader).Join(ctx, &peerpb.JoinRequest{
 		NodeId: id.NodeID, Generation: id.Generation, RaftAddress: s.opts.RaftAddress, ClientAddress: s.opts.AdvertiseAddress,
+		Member: id.State == stateMember,
 	})
 }
 

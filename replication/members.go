@@ -90,8 +90,16 @@ func (s *Shard) admitMember(ctx context.Context, req *peerpb.JoinRequest) error 
 		return changed(g.raft.AddNonvoter(id, address, 0, changeTimeout))
 	}
 	if len(same) == 0 {
-		if err := s.confirmTerm(ctx, t); err != nil {
-			return status.Errorf(codes.Unavailable, "%v", err)
+		// An empty node asks again; a member ends when it hears this. It may have been
+		// removed by an entry that never commits, or be added by one that this node does not
+		// know of: a barrier settles both.
+		if req.GetMember() {
+			if err := t.group.barrier(); err != nil {
+				return status.Errorf(codes.Unavailable, "whether %s is a member is not certain now: %v", req.GetNodeId(), err)
+			}
+			if len(named(g.members(), req.GetNodeId())) > 0 {
+				return status.Errorf(codes.Unavailable, "the members have just changed; ask again")
+			}
 		}
 		return status.Errorf(codes.NotFound, "%s (generation %s) is not a member of cluster %s; on any node run: tidemark cluster add %s --raft-address %s",
 			req.GetNodeId(), req.GetGeneration(), s.identity().ClusterID, req.GetNodeId(), req.GetRaftAddress())

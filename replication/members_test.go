@@ -345,3 +345,48 @@ func TestStatusSaysForEveryNodeWhoItIsAndHowFar(t *testing.T) {
 		}
 	}
 }
+
+// Two nodes that differ cannot know which of them is right, and one of them going away does
+// not make the other right.
+func TestWritesStopWhileNoMajorityAgreesOnTheData(t *testing.T) {
+	t.Parallel()
+	c := newCluster(t, 3)
+	c.start("n1", "n2", "n3")
+	c.write("1", 1)
+	c.converged()
+	leader := c.leader()
+	others := c.followers()
+	c.kill(others[0])
+	c.write("1", 2)
+	c.until("both to have applied it", func() bool { return c.nodes[others[1]].applied() == leader.applied() })
+	c.kill(others[1])
+	c.start(others[1])
+	alter(c.nodes[others[1]])
+	undecided := func() bool {
+		leader.mu.Lock()
+		defer leader.mu.Unlock()
+		return leader.diverged.undecided
+	}
+	for seq := uint64(3); !undecided(); seq++ {
+		ctx, cancel := context.WithTimeout(context.Background(), time.Second)
+		_, _ = leader.Append(ctx, appendOf("a", "1", seqs(seq))) // until one is refused
+		cancel()
+		if ready, _ := leader.Leading(); !ready {
+			c.until("a leader", func() bool { ready, _ := leader.Leading(); return ready || leader.failed() })
+		}
+	}
+	wantStopped := func() {
+		t.Helper()
+		_, err := leader.Append(within(t, 5*time.Second), appendOf("b", "1", seqs(1)))
+		wantCode(t, err, pb.ErrorCode_ERROR_CODE_INTERNAL)
+	}
+	wantStopped()
+	leader.setDiverged(digestVerdict{}) // nobody answered
+	if !undecided() {
+		t.Error("writes go on because nobody was there to compare with")
+	}
+	leader.setDiverged(digestVerdict{compared: true})
+	if undecided() {
+		t.Error("writes do not go on although nodes agree again")
+	}
+}

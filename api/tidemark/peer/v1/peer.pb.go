@@ -36,8 +36,6 @@ const (
 	State_STATE_FOUNDING State = 2
 	// It belongs to a cluster.
 	State_STATE_MEMBER State = 3
-	// It belonged to a cluster that has removed it.
-	State_STATE_REMOVED State = 4
 )
 
 // Enum value maps for State.
@@ -47,14 +45,12 @@ var (
 		1: "STATE_EMPTY",
 		2: "STATE_FOUNDING",
 		3: "STATE_MEMBER",
-		4: "STATE_REMOVED",
 	}
 	State_value = map[string]int32{
 		"STATE_UNSPECIFIED": 0,
 		"STATE_EMPTY":       1,
 		"STATE_FOUNDING":    2,
 		"STATE_MEMBER":      3,
-		"STATE_REMOVED":     4,
 	}
 )
 
@@ -557,125 +553,22 @@ func (x *FoundResponse) GetNow() *HelloResponse {
 	return nil
 }
 
-type AdoptRequest struct {
-	state     protoimpl.MessageState `protogen:"open.v1"`
-	ClusterId string                 `protobuf:"bytes,1,opt,name=cluster_id,json=clusterId,proto3" json:"cluster_id,omitempty"`
-	Timeline  string                 `protobuf:"bytes,2,opt,name=timeline,proto3" json:"timeline,omitempty"`
-	// The server that was added: node id, '#', generation. The node refuses if it is another.
-	ServerId string `protobuf:"bytes,3,opt,name=server_id,json=serverId,proto3" json:"server_id,omitempty"`
-	// The node that asks, and leads.
-	Leader        *Member `protobuf:"bytes,4,opt,name=leader,proto3" json:"leader,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
-}
-
-func (x *AdoptRequest) Reset() {
-	*x = AdoptRequest{}
-	mi := &file_tidemark_peer_v1_peer_proto_msgTypes[7]
-	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
-	ms.StoreMessageInfo(mi)
-}
-
-func (x *AdoptRequest) String() string {
-	return protoimpl.X.MessageStringOf(x)
-}
-
-func (*AdoptRequest) ProtoMessage() {}
-
-func (x *AdoptRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_tidemark_peer_v1_peer_proto_msgTypes[7]
-	if x != nil {
-		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
-		if ms.LoadMessageInfo() == nil {
-			ms.StoreMessageInfo(mi)
-		}
-		return ms
-	}
-	return mi.MessageOf(x)
-}
-
-// Deprecated: Use AdoptRequest.ProtoReflect.Descriptor instead.
-func (*AdoptRequest) Descriptor() ([]byte, []int) {
-	return file_tidemark_peer_v1_peer_proto_rawDescGZIP(), []int{7}
-}
-
-func (x *AdoptRequest) GetClusterId() string {
-	if x != nil {
-		return x.ClusterId
-	}
-	return ""
-}
-
-func (x *AdoptRequest) GetTimeline() string {
-	if x != nil {
-		return x.Timeline
-	}
-	return ""
-}
-
-func (x *AdoptRequest) GetServerId() string {
-	if x != nil {
-		return x.ServerId
-	}
-	return ""
-}
-
-func (x *AdoptRequest) GetLeader() *Member {
-	if x != nil {
-		return x.Leader
-	}
-	return nil
-}
-
-type AdoptResponse struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
-}
-
-func (x *AdoptResponse) Reset() {
-	*x = AdoptResponse{}
-	mi := &file_tidemark_peer_v1_peer_proto_msgTypes[8]
-	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
-	ms.StoreMessageInfo(mi)
-}
-
-func (x *AdoptResponse) String() string {
-	return protoimpl.X.MessageStringOf(x)
-}
-
-func (*AdoptResponse) ProtoMessage() {}
-
-func (x *AdoptResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_tidemark_peer_v1_peer_proto_msgTypes[8]
-	if x != nil {
-		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
-		if ms.LoadMessageInfo() == nil {
-			ms.StoreMessageInfo(mi)
-		}
-		return ms
-	}
-	return mi.MessageOf(x)
-}
-
-// Deprecated: Use AdoptResponse.ProtoReflect.Descriptor instead.
-func (*AdoptResponse) Descriptor() ([]byte, []int) {
-	return file_tidemark_peer_v1_peer_proto_rawDescGZIP(), []int{8}
-}
-
 type JoinRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	NodeId        string                 `protobuf:"bytes,1,opt,name=node_id,json=nodeId,proto3" json:"node_id,omitempty"`
 	Generation    string                 `protobuf:"bytes,2,opt,name=generation,proto3" json:"generation,omitempty"`
 	RaftAddress   string                 `protobuf:"bytes,3,opt,name=raft_address,json=raftAddress,proto3" json:"raft_address,omitempty"`
 	ClientAddress string                 `protobuf:"bytes,4,opt,name=client_address,json=clientAddress,proto3" json:"client_address,omitempty"`
+	// The caller is a member as far as it knows, and ends when it hears that it is not: the
+	// leader makes sure of that first.
+	Member        bool `protobuf:"varint,5,opt,name=member,proto3" json:"member,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *JoinRequest) Reset() {
 	*x = JoinRequest{}
-	mi := &file_tidemark_peer_v1_peer_proto_msgTypes[9]
+	mi := &file_tidemark_peer_v1_peer_proto_msgTypes[7]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -687,7 +580,7 @@ func (x *JoinRequest) String() string {
 func (*JoinRequest) ProtoMessage() {}
 
 func (x *JoinRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_tidemark_peer_v1_peer_proto_msgTypes[9]
+	mi := &file_tidemark_peer_v1_peer_proto_msgTypes[7]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -700,7 +593,7 @@ func (x *JoinRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use JoinRequest.ProtoReflect.Descriptor instead.
 func (*JoinRequest) Descriptor() ([]byte, []int) {
-	return file_tidemark_peer_v1_peer_proto_rawDescGZIP(), []int{9}
+	return file_tidemark_peer_v1_peer_proto_rawDescGZIP(), []int{7}
 }
 
 func (x *JoinRequest) GetNodeId() string {
@@ -731,6 +624,13 @@ func (x *JoinRequest) GetClientAddress() string {
 	return ""
 }
 
+func (x *JoinRequest) GetMember() bool {
+	if x != nil {
+		return x.Member
+	}
+	return false
+}
+
 type JoinResponse struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	ClusterId     string                 `protobuf:"bytes,1,opt,name=cluster_id,json=clusterId,proto3" json:"cluster_id,omitempty"`
@@ -741,7 +641,7 @@ type JoinResponse struct {
 
 func (x *JoinResponse) Reset() {
 	*x = JoinResponse{}
-	mi := &file_tidemark_peer_v1_peer_proto_msgTypes[10]
+	mi := &file_tidemark_peer_v1_peer_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -753,7 +653,7 @@ func (x *JoinResponse) String() string {
 func (*JoinResponse) ProtoMessage() {}
 
 func (x *JoinResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_tidemark_peer_v1_peer_proto_msgTypes[10]
+	mi := &file_tidemark_peer_v1_peer_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -766,7 +666,7 @@ func (x *JoinResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use JoinResponse.ProtoReflect.Descriptor instead.
 func (*JoinResponse) Descriptor() ([]byte, []int) {
-	return file_tidemark_peer_v1_peer_proto_rawDescGZIP(), []int{10}
+	return file_tidemark_peer_v1_peer_proto_rawDescGZIP(), []int{8}
 }
 
 func (x *JoinResponse) GetClusterId() string {
@@ -793,7 +693,7 @@ type ConfirmTermRequest struct {
 
 func (x *ConfirmTermRequest) Reset() {
 	*x = ConfirmTermRequest{}
-	mi := &file_tidemark_peer_v1_peer_proto_msgTypes[11]
+	mi := &file_tidemark_peer_v1_peer_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -805,7 +705,7 @@ func (x *ConfirmTermRequest) String() string {
 func (*ConfirmTermRequest) ProtoMessage() {}
 
 func (x *ConfirmTermRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_tidemark_peer_v1_peer_proto_msgTypes[11]
+	mi := &file_tidemark_peer_v1_peer_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -818,7 +718,7 @@ func (x *ConfirmTermRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ConfirmTermRequest.ProtoReflect.Descriptor instead.
 func (*ConfirmTermRequest) Descriptor() ([]byte, []int) {
-	return file_tidemark_peer_v1_peer_proto_rawDescGZIP(), []int{11}
+	return file_tidemark_peer_v1_peer_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *ConfirmTermRequest) GetTerm() uint64 {
@@ -838,7 +738,7 @@ type ConfirmTermResponse struct {
 
 func (x *ConfirmTermResponse) Reset() {
 	*x = ConfirmTermResponse{}
-	mi := &file_tidemark_peer_v1_peer_proto_msgTypes[12]
+	mi := &file_tidemark_peer_v1_peer_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -850,7 +750,7 @@ func (x *ConfirmTermResponse) String() string {
 func (*ConfirmTermResponse) ProtoMessage() {}
 
 func (x *ConfirmTermResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_tidemark_peer_v1_peer_proto_msgTypes[12]
+	mi := &file_tidemark_peer_v1_peer_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -863,7 +763,7 @@ func (x *ConfirmTermResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ConfirmTermResponse.ProtoReflect.Descriptor instead.
 func (*ConfirmTermResponse) Descriptor() ([]byte, []int) {
-	return file_tidemark_peer_v1_peer_proto_rawDescGZIP(), []int{12}
+	return file_tidemark_peer_v1_peer_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *ConfirmTermResponse) GetTerm() uint64 {
@@ -883,7 +783,7 @@ type GetDigestsRequest struct {
 
 func (x *GetDigestsRequest) Reset() {
 	*x = GetDigestsRequest{}
-	mi := &file_tidemark_peer_v1_peer_proto_msgTypes[13]
+	mi := &file_tidemark_peer_v1_peer_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -895,7 +795,7 @@ func (x *GetDigestsRequest) String() string {
 func (*GetDigestsRequest) ProtoMessage() {}
 
 func (x *GetDigestsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_tidemark_peer_v1_peer_proto_msgTypes[13]
+	mi := &file_tidemark_peer_v1_peer_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -908,7 +808,7 @@ func (x *GetDigestsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetDigestsRequest.ProtoReflect.Descriptor instead.
 func (*GetDigestsRequest) Descriptor() ([]byte, []int) {
-	return file_tidemark_peer_v1_peer_proto_rawDescGZIP(), []int{13}
+	return file_tidemark_peer_v1_peer_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *GetDigestsRequest) GetIndexes() []uint64 {
@@ -931,7 +831,7 @@ type GetDigestsResponse struct {
 
 func (x *GetDigestsResponse) Reset() {
 	*x = GetDigestsResponse{}
-	mi := &file_tidemark_peer_v1_peer_proto_msgTypes[14]
+	mi := &file_tidemark_peer_v1_peer_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -943,7 +843,7 @@ func (x *GetDigestsResponse) String() string {
 func (*GetDigestsResponse) ProtoMessage() {}
 
 func (x *GetDigestsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_tidemark_peer_v1_peer_proto_msgTypes[14]
+	mi := &file_tidemark_peer_v1_peer_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -956,7 +856,7 @@ func (x *GetDigestsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetDigestsResponse.ProtoReflect.Descriptor instead.
 func (*GetDigestsResponse) Descriptor() ([]byte, []int) {
-	return file_tidemark_peer_v1_peer_proto_rawDescGZIP(), []int{14}
+	return file_tidemark_peer_v1_peer_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *GetDigestsResponse) GetDigests() []*Digest {
@@ -991,7 +891,7 @@ type Digest struct {
 
 func (x *Digest) Reset() {
 	*x = Digest{}
-	mi := &file_tidemark_peer_v1_peer_proto_msgTypes[15]
+	mi := &file_tidemark_peer_v1_peer_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1003,7 +903,7 @@ func (x *Digest) String() string {
 func (*Digest) ProtoMessage() {}
 
 func (x *Digest) ProtoReflect() protoreflect.Message {
-	mi := &file_tidemark_peer_v1_peer_proto_msgTypes[15]
+	mi := &file_tidemark_peer_v1_peer_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1016,7 +916,7 @@ func (x *Digest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Digest.ProtoReflect.Descriptor instead.
 func (*Digest) Descriptor() ([]byte, []int) {
-	return file_tidemark_peer_v1_peer_proto_rawDescGZIP(), []int{15}
+	return file_tidemark_peer_v1_peer_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *Digest) GetIndex() uint64 {
@@ -1041,7 +941,7 @@ type GetNodeStatusRequest struct {
 
 func (x *GetNodeStatusRequest) Reset() {
 	*x = GetNodeStatusRequest{}
-	mi := &file_tidemark_peer_v1_peer_proto_msgTypes[16]
+	mi := &file_tidemark_peer_v1_peer_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1053,7 +953,7 @@ func (x *GetNodeStatusRequest) String() string {
 func (*GetNodeStatusRequest) ProtoMessage() {}
 
 func (x *GetNodeStatusRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_tidemark_peer_v1_peer_proto_msgTypes[16]
+	mi := &file_tidemark_peer_v1_peer_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1066,7 +966,7 @@ func (x *GetNodeStatusRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetNodeStatusRequest.ProtoReflect.Descriptor instead.
 func (*GetNodeStatusRequest) Descriptor() ([]byte, []int) {
-	return file_tidemark_peer_v1_peer_proto_rawDescGZIP(), []int{16}
+	return file_tidemark_peer_v1_peer_proto_rawDescGZIP(), []int{14}
 }
 
 type GetNodeStatusResponse struct {
@@ -1088,7 +988,7 @@ type GetNodeStatusResponse struct {
 
 func (x *GetNodeStatusResponse) Reset() {
 	*x = GetNodeStatusResponse{}
-	mi := &file_tidemark_peer_v1_peer_proto_msgTypes[17]
+	mi := &file_tidemark_peer_v1_peer_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1100,7 +1000,7 @@ func (x *GetNodeStatusResponse) String() string {
 func (*GetNodeStatusResponse) ProtoMessage() {}
 
 func (x *GetNodeStatusResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_tidemark_peer_v1_peer_proto_msgTypes[17]
+	mi := &file_tidemark_peer_v1_peer_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1113,7 +1013,7 @@ func (x *GetNodeStatusResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetNodeStatusResponse.ProtoReflect.Descriptor instead.
 func (*GetNodeStatusResponse) Descriptor() ([]byte, []int) {
-	return file_tidemark_peer_v1_peer_proto_rawDescGZIP(), []int{17}
+	return file_tidemark_peer_v1_peer_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *GetNodeStatusResponse) GetHello() *HelloResponse {
@@ -1208,21 +1108,15 @@ const file_tidemark_peer_v1_peer_proto_rawDesc = "" +
 	"\x13replaces_cluster_id\x18\x01 \x01(\tR\x11replacesClusterId\x126\n" +
 	"\bfounding\x18\x02 \x01(\v2\x1a.tidemark.peer.v1.FoundingR\bfounding\"B\n" +
 	"\rFoundResponse\x121\n" +
-	"\x03now\x18\x01 \x01(\v2\x1f.tidemark.peer.v1.HelloResponseR\x03now\"\x98\x01\n" +
-	"\fAdoptRequest\x12\x1d\n" +
-	"\n" +
-	"cluster_id\x18\x01 \x01(\tR\tclusterId\x12\x1a\n" +
-	"\btimeline\x18\x02 \x01(\tR\btimeline\x12\x1b\n" +
-	"\tserver_id\x18\x03 \x01(\tR\bserverId\x120\n" +
-	"\x06leader\x18\x04 \x01(\v2\x18.tidemark.peer.v1.MemberR\x06leader\"\x0f\n" +
-	"\rAdoptResponse\"\x90\x01\n" +
+	"\x03now\x18\x01 \x01(\v2\x1f.tidemark.peer.v1.HelloResponseR\x03now\"\xa8\x01\n" +
 	"\vJoinRequest\x12\x17\n" +
 	"\anode_id\x18\x01 \x01(\tR\x06nodeId\x12\x1e\n" +
 	"\n" +
 	"generation\x18\x02 \x01(\tR\n" +
 	"generation\x12!\n" +
 	"\fraft_address\x18\x03 \x01(\tR\vraftAddress\x12%\n" +
-	"\x0eclient_address\x18\x04 \x01(\tR\rclientAddress\"I\n" +
+	"\x0eclient_address\x18\x04 \x01(\tR\rclientAddress\x12\x16\n" +
+	"\x06member\x18\x05 \x01(\bR\x06member\"I\n" +
 	"\fJoinResponse\x12\x1d\n" +
 	"\n" +
 	"cluster_id\x18\x01 \x01(\tR\tclusterId\x12\x1a\n" +
@@ -1249,17 +1143,15 @@ const file_tidemark_peer_v1_peer_proto_rawDesc = "" +
 	"\fcommit_index\x18\x04 \x01(\x04R\vcommitIndex\x12#\n" +
 	"\rlast_position\x18\x05 \x01(\x04R\flastPosition\x12\x18\n" +
 	"\ahealthy\x18\x06 \x01(\bR\ahealthy\x12\x1a\n" +
-	"\bproblems\x18\a \x03(\tR\bproblems*h\n" +
+	"\bproblems\x18\a \x03(\tR\bproblems*U\n" +
 	"\x05State\x12\x15\n" +
 	"\x11STATE_UNSPECIFIED\x10\x00\x12\x0f\n" +
 	"\vSTATE_EMPTY\x10\x01\x12\x12\n" +
 	"\x0eSTATE_FOUNDING\x10\x02\x12\x10\n" +
-	"\fSTATE_MEMBER\x10\x03\x12\x11\n" +
-	"\rSTATE_REMOVED\x10\x042\xc9\x04\n" +
+	"\fSTATE_MEMBER\x10\x032\xff\x03\n" +
 	"\vPeerService\x12H\n" +
 	"\x05Hello\x12\x1e.tidemark.peer.v1.HelloRequest\x1a\x1f.tidemark.peer.v1.HelloResponse\x12H\n" +
-	"\x05Found\x12\x1e.tidemark.peer.v1.FoundRequest\x1a\x1f.tidemark.peer.v1.FoundResponse\x12H\n" +
-	"\x05Adopt\x12\x1e.tidemark.peer.v1.AdoptRequest\x1a\x1f.tidemark.peer.v1.AdoptResponse\x12E\n" +
+	"\x05Found\x12\x1e.tidemark.peer.v1.FoundRequest\x1a\x1f.tidemark.peer.v1.FoundResponse\x12E\n" +
 	"\x04Join\x12\x1d.tidemark.peer.v1.JoinRequest\x1a\x1e.tidemark.peer.v1.JoinResponse\x12Z\n" +
 	"\vConfirmTerm\x12$.tidemark.peer.v1.ConfirmTermRequest\x1a%.tidemark.peer.v1.ConfirmTermResponse\x12W\n" +
 	"\n" +
@@ -1279,7 +1171,7 @@ func file_tidemark_peer_v1_peer_proto_rawDescGZIP() []byte {
 }
 
 var file_tidemark_peer_v1_peer_proto_enumTypes = make([]protoimpl.EnumInfo, 1)
-var file_tidemark_peer_v1_peer_proto_msgTypes = make([]protoimpl.MessageInfo, 18)
+var file_tidemark_peer_v1_peer_proto_msgTypes = make([]protoimpl.MessageInfo, 16)
 var file_tidemark_peer_v1_peer_proto_goTypes = []any{
 	(State)(0),                    // 0: tidemark.peer.v1.State
 	(*Node)(nil),                  // 1: tidemark.peer.v1.Node
@@ -1289,17 +1181,15 @@ var file_tidemark_peer_v1_peer_proto_goTypes = []any{
 	(*HelloResponse)(nil),         // 5: tidemark.peer.v1.HelloResponse
 	(*FoundRequest)(nil),          // 6: tidemark.peer.v1.FoundRequest
 	(*FoundResponse)(nil),         // 7: tidemark.peer.v1.FoundResponse
-	(*AdoptRequest)(nil),          // 8: tidemark.peer.v1.AdoptRequest
-	(*AdoptResponse)(nil),         // 9: tidemark.peer.v1.AdoptResponse
-	(*JoinRequest)(nil),           // 10: tidemark.peer.v1.JoinRequest
-	(*JoinResponse)(nil),          // 11: tidemark.peer.v1.JoinResponse
-	(*ConfirmTermRequest)(nil),    // 12: tidemark.peer.v1.ConfirmTermRequest
-	(*ConfirmTermResponse)(nil),   // 13: tidemark.peer.v1.ConfirmTermResponse
-	(*GetDigestsRequest)(nil),     // 14: tidemark.peer.v1.GetDigestsRequest
-	(*GetDigestsResponse)(nil),    // 15: tidemark.peer.v1.GetDigestsResponse
-	(*Digest)(nil),                // 16: tidemark.peer.v1.Digest
-	(*GetNodeStatusRequest)(nil),  // 17: tidemark.peer.v1.GetNodeStatusRequest
-	(*GetNodeStatusResponse)(nil), // 18: tidemark.peer.v1.GetNodeStatusResponse
+	(*JoinRequest)(nil),           // 8: tidemark.peer.v1.JoinRequest
+	(*JoinResponse)(nil),          // 9: tidemark.peer.v1.JoinResponse
+	(*ConfirmTermRequest)(nil),    // 10: tidemark.peer.v1.ConfirmTermRequest
+	(*ConfirmTermResponse)(nil),   // 11: tidemark.peer.v1.ConfirmTermResponse
+	(*GetDigestsRequest)(nil),     // 12: tidemark.peer.v1.GetDigestsRequest
+	(*GetDigestsResponse)(nil),    // 13: tidemark.peer.v1.GetDigestsResponse
+	(*Digest)(nil),                // 14: tidemark.peer.v1.Digest
+	(*GetNodeStatusRequest)(nil),  // 15: tidemark.peer.v1.GetNodeStatusRequest
+	(*GetNodeStatusResponse)(nil), // 16: tidemark.peer.v1.GetNodeStatusResponse
 }
 var file_tidemark_peer_v1_peer_proto_depIdxs = []int32{
 	2,  // 0: tidemark.peer.v1.Founding.members:type_name -> tidemark.peer.v1.Member
@@ -1308,28 +1198,25 @@ var file_tidemark_peer_v1_peer_proto_depIdxs = []int32{
 	3,  // 3: tidemark.peer.v1.HelloResponse.founding:type_name -> tidemark.peer.v1.Founding
 	3,  // 4: tidemark.peer.v1.FoundRequest.founding:type_name -> tidemark.peer.v1.Founding
 	5,  // 5: tidemark.peer.v1.FoundResponse.now:type_name -> tidemark.peer.v1.HelloResponse
-	2,  // 6: tidemark.peer.v1.AdoptRequest.leader:type_name -> tidemark.peer.v1.Member
-	16, // 7: tidemark.peer.v1.GetDigestsResponse.digests:type_name -> tidemark.peer.v1.Digest
-	5,  // 8: tidemark.peer.v1.GetNodeStatusResponse.hello:type_name -> tidemark.peer.v1.HelloResponse
-	4,  // 9: tidemark.peer.v1.PeerService.Hello:input_type -> tidemark.peer.v1.HelloRequest
-	6,  // 10: tidemark.peer.v1.PeerService.Found:input_type -> tidemark.peer.v1.FoundRequest
-	8,  // 11: tidemark.peer.v1.PeerService.Adopt:input_type -> tidemark.peer.v1.AdoptRequest
-	10, // 12: tidemark.peer.v1.PeerService.Join:input_type -> tidemark.peer.v1.JoinRequest
-	12, // 13: tidemark.peer.v1.PeerService.ConfirmTerm:input_type -> tidemark.peer.v1.ConfirmTermRequest
-	14, // 14: tidemark.peer.v1.PeerService.GetDigests:input_type -> tidemark.peer.v1.GetDigestsRequest
-	17, // 15: tidemark.peer.v1.PeerService.GetNodeStatus:input_type -> tidemark.peer.v1.GetNodeStatusRequest
-	5,  // 16: tidemark.peer.v1.PeerService.Hello:output_type -> tidemark.peer.v1.HelloResponse
-	7,  // 17: tidemark.peer.v1.PeerService.Found:output_type -> tidemark.peer.v1.FoundResponse
-	9,  // 18: tidemark.peer.v1.PeerService.Adopt:output_type -> tidemark.peer.v1.AdoptResponse
-	11, // 19: tidemark.peer.v1.PeerService.Join:output_type -> tidemark.peer.v1.JoinResponse
-	13, // 20: tidemark.peer.v1.PeerService.ConfirmTerm:output_type -> tidemark.peer.v1.ConfirmTermResponse
-	15, // 21: tidemark.peer.v1.PeerService.GetDigests:output_type -> tidemark.peer.v1.GetDigestsResponse
-	18, // 22: tidemark.peer.v1.PeerService.GetNodeStatus:output_type -> tidemark.peer.v1.GetNodeStatusResponse
-	16, // [16:23] is the sub-list for method output_type
-	9,  // [9:16] is the sub-list for method input_type
-	9,  // [9:9] is the sub-list for extension type_name
-	9,  // [9:9] is the sub-list for extension extendee
-	0,  // [0:9] is the sub-list for field type_name
+	14, // 6: tidemark.peer.v1.GetDigestsResponse.digests:type_name -> tidemark.peer.v1.Digest
+	5,  // 7: tidemark.peer.v1.GetNodeStatusResponse.hello:type_name -> tidemark.peer.v1.HelloResponse
+	4,  // 8: tidemark.peer.v1.PeerService.Hello:input_type -> tidemark.peer.v1.HelloRequest
+	6,  // 9: tidemark.peer.v1.PeerService.Found:input_type -> tidemark.peer.v1.FoundRequest
+	8,  // 10: tidemark.peer.v1.PeerService.Join:input_type -> tidemark.peer.v1.JoinRequest
+	10, // 11: tidemark.peer.v1.PeerService.ConfirmTerm:input_type -> tidemark.peer.v1.ConfirmTermRequest
+	12, // 12: tidemark.peer.v1.PeerService.GetDigests:input_type -> tidemark.peer.v1.GetDigestsRequest
+	15, // 13: tidemark.peer.v1.PeerService.GetNodeStatus:input_type -> tidemark.peer.v1.GetNodeStatusRequest
+	5,  // 14: tidemark.peer.v1.PeerService.Hello:output_type -> tidemark.peer.v1.HelloResponse
+	7,  // 15: tidemark.peer.v1.PeerService.Found:output_type -> tidemark.peer.v1.FoundResponse
+	9,  // 16: tidemark.peer.v1.PeerService.Join:output_type -> tidemark.peer.v1.JoinResponse
+	11, // 17: tidemark.peer.v1.PeerService.ConfirmTerm:output_type -> tidemark.peer.v1.ConfirmTermResponse
+	13, // 18: tidemark.peer.v1.PeerService.GetDigests:output_type -> tidemark.peer.v1.GetDigestsResponse
+	16, // 19: tidemark.peer.v1.PeerService.GetNodeStatus:output_type -> tidemark.peer.v1.GetNodeStatusResponse
+	14, // [14:20] is the sub-list for method output_type
+	8,  // [8:14] is the sub-list for method input_type
+	8,  // [8:8] is the sub-list for extension type_name
+	8,  // [8:8] is the sub-list for extension extendee
+	0,  // [0:8] is the sub-list for field type_name
 }
 
 func init() { file_tidemark_peer_v1_peer_proto_init() }
@@ -1343,7 +1230,7 @@ func file_tidemark_peer_v1_peer_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_tidemark_peer_v1_peer_proto_rawDesc), len(file_tidemark_peer_v1_peer_proto_rawDesc)),
 			NumEnums:      1,
-			NumMessages:   18,
+			NumMessages:   16,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

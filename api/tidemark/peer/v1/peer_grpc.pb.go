@@ -25,7 +25,6 @@ const _ = grpc.SupportPackageIsVersion9
 const (
 	PeerService_Hello_FullMethodName         = "/tidemark.peer.v1.PeerService/Hello"
 	PeerService_Found_FullMethodName         = "/tidemark.peer.v1.PeerService/Found"
-	PeerService_Adopt_FullMethodName         = "/tidemark.peer.v1.PeerService/Adopt"
 	PeerService_Join_FullMethodName          = "/tidemark.peer.v1.PeerService/Join"
 	PeerService_ConfirmTerm_FullMethodName   = "/tidemark.peer.v1.PeerService/ConfirmTerm"
 	PeerService_GetDigests_FullMethodName    = "/tidemark.peer.v1.PeerService/GetDigests"
@@ -44,8 +43,6 @@ type PeerServiceClient interface {
 	// Found has the node write down, durably and before it answers, what cluster is about to
 	// be founded; it answers with its state after that, whether it wrote or not.
 	Found(ctx context.Context, in *FoundRequest, opts ...grpc.CallOption) (*FoundResponse, error)
-	// Adopt tells a node without a cluster that the leader has added it to one.
-	Adopt(ctx context.Context, in *AdoptRequest, opts ...grpc.CallOption) (*AdoptResponse, error)
 	// Join asks the leader to take a node in that was wiped or has moved: the server it was
 	// before is removed, and it is added as a non-voter until it has caught up.
 	Join(ctx context.Context, in *JoinRequest, opts ...grpc.CallOption) (*JoinResponse, error)
@@ -80,16 +77,6 @@ func (c *peerServiceClient) Found(ctx context.Context, in *FoundRequest, opts ..
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
 	out := new(FoundResponse)
 	err := c.cc.Invoke(ctx, PeerService_Found_FullMethodName, in, out, cOpts...)
-	if err != nil {
-		return nil, err
-	}
-	return out, nil
-}
-
-func (c *peerServiceClient) Adopt(ctx context.Context, in *AdoptRequest, opts ...grpc.CallOption) (*AdoptResponse, error) {
-	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
-	out := new(AdoptResponse)
-	err := c.cc.Invoke(ctx, PeerService_Adopt_FullMethodName, in, out, cOpts...)
 	if err != nil {
 		return nil, err
 	}
@@ -148,8 +135,6 @@ type PeerServiceServer interface {
 	// Found has the node write down, durably and before it answers, what cluster is about to
 	// be founded; it answers with its state after that, whether it wrote or not.
 	Found(context.Context, *FoundRequest) (*FoundResponse, error)
-	// Adopt tells a node without a cluster that the leader has added it to one.
-	Adopt(context.Context, *AdoptRequest) (*AdoptResponse, error)
 	// Join asks the leader to take a node in that was wiped or has moved: the server it was
 	// before is removed, and it is added as a non-voter until it has caught up.
 	Join(context.Context, *JoinRequest) (*JoinResponse, error)
@@ -175,9 +160,6 @@ func (UnimplementedPeerServiceServer) Hello(context.Context, *HelloRequest) (*He
 }
 func (UnimplementedPeerServiceServer) Found(context.Context, *FoundRequest) (*FoundResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method Found not implemented")
-}
-func (UnimplementedPeerServiceServer) Adopt(context.Context, *AdoptRequest) (*AdoptResponse, error) {
-	return nil, status.Error(codes.Unimplemented, "method Adopt not implemented")
 }
 func (UnimplementedPeerServiceServer) Join(context.Context, *JoinRequest) (*JoinResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method Join not implemented")
@@ -244,24 +226,6 @@ func _PeerService_Found_Handler(srv interface{}, ctx context.Context, dec func(i
 	}
 	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
 		return srv.(PeerServiceServer).Found(ctx, req.(*FoundRequest))
-	}
-	return interceptor(ctx, in, info, handler)
-}
-
-func _PeerService_Adopt_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
-	in := new(AdoptRequest)
-	if err := dec(in); err != nil {
-		return nil, err
-	}
-	if interceptor == nil {
-		return srv.(PeerServiceServer).Adopt(ctx, in)
-	}
-	info := &grpc.UnaryServerInfo{
-		Server:     srv,
-		FullMethod: PeerService_Adopt_FullMethodName,
-	}
-	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
-		return srv.(PeerServiceServer).Adopt(ctx, req.(*AdoptRequest))
 	}
 	return interceptor(ctx, in, info, handler)
 }
@@ -352,10 +316,6 @@ var PeerService_ServiceDesc = grpc.ServiceDesc{
 		{
 			MethodName: "Found",
 			Handler:    _PeerService_Found_Handler,
-		},
-		{
-			MethodName: "Adopt",
-			Handler:    _PeerService_Adopt_Handler,
 		},
 		{
 			MethodName: "Join",
