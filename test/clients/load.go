@@ -63,8 +63,8 @@ type Load struct {
 
 // aggregate is what clients know of an aggregate. Load.mu guards it.
 type aggregate struct {
-	key               *pb.AggregateKey
-	name              string
+	key              *pb.AggregateKey
+	name             string
 	operations       int
 	version          uint64            // the newest heard of
 	placed, position uint64            // a version and its position, the newest acknowledged
