@@ -169,7 +169,7 @@ func (s *Shard) open() (err error) {
 		step: s.restoringStep,
 	}
 	if err := s.openHistory(); err != nil {
-		return err
+		return s.AdviseOn(err)
 	}
 	s.view = s.store.View()
 	s.proc = newProcessor(o.Shard, s.store, mark.NewCache(o.HeadCacheBytes-o.HeadCacheBytes/2, o.MarkCacheBytes-o.MarkCacheBytes/2))
@@ -260,7 +260,7 @@ func (s *Shard) Fatal() <-chan error { return s.fatalErr }
 func (s *Shard) damaged(err error) error {
 	s.log.Error("a read of the history failed", zap.Error(err))
 	if errors.Is(err, record.ErrCorrupt) {
-		return api.Corruptf("%v", err)
+		return api.Corruptf("%w", err)
 	}
 	return api.Errorf(pb.ErrorCode_ERROR_CODE_INTERNAL, "%w", err)
 }

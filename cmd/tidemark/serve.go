@@ -335,6 +335,7 @@ const crashTimeout = 2 * time.Second
 // it. Calls are cut: their clients learn
 // that the outcome is unknown, which it is.
 func (n *node) crash(err error) error {
+	err = n.shard.AdviseOn(err)
 	n.log.Error("the node must end", zap.Error(err))
 	n.stopWatching()
 	done := make(chan struct{})

@@ -239,7 +239,7 @@ func TestDamagedHistoryFiles(t *testing.T) {
 					} else if k.kind == "MANIFEST-" {
 						path = filepath.Base(path)
 					}
-					expectExit(t, n, 10*time.Second, exitDamaged, path, "move history/ away")
+					expectExit(t, n, 10*time.Second, exitDamaged, path, "move history/ away", "the log still reaches back to its first entry")
 					if strings.Contains(n.Log(), "panic") {
 						t.Error("the log has a panic")
 					}
@@ -261,7 +261,7 @@ func TestDamageMetByACallEndsTheNodeAndIsMended(t *testing.T) {
 	if api.CodeOf(err) != pb.ErrorCode_ERROR_CODE_INTERNAL || status.Code(err) != codes.DataLoss || !strings.Contains(err.Error(), path) {
 		t.Errorf("the read was answered with %v, expected 11001, DATA_LOSS and %s", err, path)
 	}
-	expectExit(t, n, 10*time.Second, exitDamaged, path, "move history/ away")
+	expectExit(t, n, 10*time.Second, exitDamaged, path, "move history/ away", "the log still reaches back to its first entry")
 	if err := os.Rename(filepath.Join(o.DataDir, "history"), filepath.Join(t.TempDir(), "away")); err != nil {
 		t.Fatal(err)
 	}

@@ -18,6 +18,10 @@ var ErrClosed = errors.New("history: store is closed")
 // many.
 var ErrViewsHeld = errors.New("history: views are still held")
 
+// ErrDamaged is matched by every error that is about damaged files of a store, and by none
+// about damaged input of its callers. It also matches record.ErrCorrupt.
+var ErrDamaged = errors.New("history: the store is damaged")
+
 // repair is what an operator can do about damaged files.
 const repair = "check the disk, stop the node, and move history/ away, that one directory of the data directory and nothing else: " +
 	"the next start rebuilds it from the newest snapshot and the log, or refuses to start if they do not reach back far enough; " +
@@ -68,12 +72,12 @@ type damage struct {
 
 func (d *damage) Error() string { return d.text }
 
-// Unwrap matches record.ErrCorrupt and whatever the cause is.
+// Unwrap matches ErrDamaged, record.ErrCorrupt and whatever the cause is.
 func (d *damage) Unwrap() []error {
 	if d.cause == nil {
-		return []error{record.ErrCorrupt}
+		return []error{ErrDamaged, record.ErrCorrupt}
 	}
-	return []error{record.ErrCorrupt, d.cause}
+	return []error{ErrDamaged, record.ErrCorrupt, d.cause}
 }
 
 func firstLine(err error) string {

@@ -146,7 +146,7 @@ func TestDamage(t *testing.T) {
 				if strings.HasPrefix(victim, "marker.") {
 					named = kind + "*"
 				}
-				if !errors.Is(err, record.ErrCorrupt) || !strings.Contains(text, named) || !strings.Contains(text, whatToDo) {
+				if !errors.Is(err, record.ErrCorrupt) || !errors.Is(err, ErrDamaged) || !strings.Contains(text, named) || !strings.Contains(text, whatToDo) {
 					t.Errorf("expected damage in %s and what to do, got %v", victim, err)
 				}
 			})
