@@ -55,19 +55,30 @@ func (r *run) followerWiped() {
 	}
 }
 
-// crashesWhileCatchingUp kills a node at moments of the transfer of a snapshot, of its
-// installation, and of the start after it.
+// crashesWhileCatchingUp kills a node at moments of the transfer of a snapshot, between its
+// installation and the restoration of the history from it, and in the start after that.
 func (r *run) crashesWhileCatchingUp() {
 	n := r.follower()
+	// Only a node that finds the log cut gets a snapshot.
+	r.cluster.Until("snapshots to cut the log", func() bool { return r.cluster.Logged("snapshot taken") >= 6 })
 	n.Kill()
-	n.Wipe()
-	r.progress()
-	n.Launch()
-	for range 8 {
-		r.wait(r.upTo(700 * time.Millisecond))
+	for round := range 3 {
+		n.Wipe()
+		r.progress()
+		n.Launch()
+		if round < 2 {
+			// What raft says when the snapshot is on the disk and before it restores from it.
+			n.Logs("copied to local snapshot", 3*time.Second)
+			r.wait(r.upTo(3 * time.Millisecond))
+		} else {
+			r.wait(r.upTo(time.Second))
+		}
 		n.Kill()
 		n.Launch()
+		r.wait(r.upTo(500 * time.Millisecond))
+		n.Kill()
 	}
+	n.Launch()
 }
 
 // membersReplaced adds a node, promotes it, and removes another one, perhaps the leader. The

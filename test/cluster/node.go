@@ -142,5 +142,14 @@ func (n *Node) Wipe() {
 	}
 }
 
+// Logs waits some time for a line with a text in the running process's log, and says whether
+// it came.
+func (n *Node) Logs(text string, within time.Duration) bool {
+	ctx, cancel := context.WithTimeout(n.cluster.tb.Context(), within)
+	defer cancel()
+	_, err := n.process.WaitLog(ctx, func(line string) bool { return strings.Contains(line, text) })
+	return err == nil
+}
+
 // Logged counts the lines of the running process's log that have a text.
 func (n *Node) Logged(text string) int { return strings.Count(n.process.Log(), text) }
