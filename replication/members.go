@@ -211,17 +211,21 @@ func (s *Shard) PromoteNode(ctx context.Context, id string) error {
 	if err != nil || m.Suffrage == raft.Voter {
 		return err
 	}
+	var why error // as of the last question that was not cut short
 	for {
 		behind, err := s.lag(ctx, g, m)
 		if err == nil && behind <= caughtUp {
 			break
 		}
+		if err == nil {
+			err = fmt.Errorf("it is %d entries behind", behind)
+		}
+		if why == nil || ctx.Err() == nil {
+			why = err
+		}
 		select {
 		case <-ctx.Done():
-			if err == nil {
-				err = fmt.Errorf("it is %d entries behind", behind)
-			}
-			return status.Errorf(codes.Aborted, "node %s has not caught up and stays a non-voter: %v; ask again later", id, err)
+			return status.Errorf(codes.Aborted, "node %s has not caught up and stays a non-voter: %v; ask again later", id, why)
 		case <-t.done:
 			return s.notLeader("leadership was lost before the node had caught up")
 		case <-time.After(caughtUpEvery):
