@@ -195,16 +195,17 @@ func TestWriteOnAMajoritysDisksOutlivesItsLeader(t *testing.T) {
 	c, leader, followers := form(t, 0, 0)
 	c.prepare(t, leader)
 
-	freeze(t, followers[1])
 	leader.hold(t, pointEntries)
-	leader.hold(t, pointAnswers)
 	first := leader.onDisk(t, guarded)
-	second := leader.onDisk(t, plain)
 	var held uint64
-	until(t, "the first entry to be held", func() bool {
-		held = leader.state(t).Held[pointEntries].Newest
-		return held > 0
+	until(t, "the first entry to be held for both followers, and nothing before it to be under way", func() bool {
+		at := leader.state(t).Held[pointEntries]
+		held = at.Newest
+		return at.Waiting == 2
 	})
+	freeze(t, followers[1])
+	leader.hold(t, pointAnswers)
+	second := leader.onDisk(t, plain)
 	leader.release(t, pointEntries)
 	until(t, "both entries to be on a follower's disk", func() bool { return leader.state(t).Held[pointAnswers].Newest > held })
 	retriesGet2013(t, leader)
