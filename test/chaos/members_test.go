@@ -41,11 +41,14 @@ func (r *run) transferred() {
 	}
 }
 
-func (r *run) followerWiped() {
+func (r *run) memberWiped() {
 	n := r.follower()
+	if r.rng.IntN(3) == 0 {
+		n = r.cluster.Leader()
+	}
 	n.Kill()
 	n.Wipe()
-	r.progress()
+	r.takeOver(n)
 	n.Launch()
 	if r.rng.IntN(2) == 0 {
 		leader := r.cluster.Leader()
@@ -53,6 +56,23 @@ func (r *run) followerWiped() {
 		leader.Kill() // in the middle of the return, perhaps
 		leader.Launch()
 	}
+}
+
+// wipedWhileLagging leaves one node that does not have the newest writes and one that has
+// nothing. Together they are a majority, and must not serve.
+func (r *run) wipedWhileLagging() {
+	leader := r.cluster.Leader()
+	others := r.cluster.Others(leader)
+	lagging, wiped := others[0], others[1]
+	lagging.Pause()
+	r.progress()
+	wiped.Kill()
+	leader.Kill()
+	wiped.Wipe()
+	wiped.Launch()
+	lagging.Resume()
+	r.wait(2 * time.Second) // nothing should happen
+	leader.Launch()
 }
 
 // crashesWhileCatchingUp kills a node at moments of the transfer of a snapshot, between its
