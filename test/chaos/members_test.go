@@ -88,14 +88,18 @@ func (r *run) crashesWhileCatchingUp() {
 		n.Launch()
 		if round < 2 {
 			// What raft says when the snapshot is on the disk and before it restores from it.
-			n.Logs("copied to local snapshot", 3*time.Second)
-			r.wait(r.upTo(3 * time.Millisecond))
+			n.Logs("copied to local snapshot", 5*time.Second)
+			r.wait(r.upTo(2 * time.Millisecond))
 		} else {
 			r.wait(r.upTo(time.Second))
 		}
 		n.Kill()
 		n.Launch()
-		r.wait(r.upTo(500 * time.Millisecond))
+		if round == 0 {
+			n.Logs(restoredByStart, 5*time.Second) // and once more in the middle of that
+		} else {
+			r.wait(r.upTo(500 * time.Millisecond))
+		}
 		n.Kill()
 	}
 	n.Launch()

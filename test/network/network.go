@@ -28,14 +28,15 @@ type Network interface {
 	Heal(tb testing.TB)
 }
 
-// proxyEnv asks for the proxy where namespaces could be made.
-const proxyEnv = "TIDEMARK_TEST_PROXY"
+// networkEnv set to "proxy" asks for the proxy where namespaces could be made. (A node takes
+// every variable TIDEMARK_... for a setting.)
+const networkEnv = "NETWORK_UNDER_TEST"
 
 // New makes a network of namespaces for some nodes, or one of proxies where that is not
 // possible. It is gone after the test.
 func New(tb testing.TB, nodes int) Network {
 	tb.Helper()
-	if os.Getenv(proxyEnv) == "" {
+	if os.Getenv(networkEnv) != "proxy" {
 		n, err := newNamespaces(tb, nodes)
 		if err == nil {
 			return n

@@ -16,7 +16,7 @@ import (
 
 // roleEnv makes the test binary a node: it listens at its first address, says what it hears,
 // and sends every line of its input to the address that the line begins with.
-const roleEnv = "TIDEMARK_TEST_NODE"
+const roleEnv = "NODE_UNDER_TEST"
 
 func TestMain(m *testing.M) {
 	if listen := os.Getenv(roleEnv); listen != "" {
