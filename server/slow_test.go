@@ -2,6 +2,7 @@ package server
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"runtime"
 	"sync"
@@ -14,6 +15,7 @@ import (
 
 	"github.com/tidemark-db/tidemark/api"
 	pb "github.com/tidemark-db/tidemark/api/tidemark/v1"
+	"github.com/tidemark-db/tidemark/wal/history"
 )
 
 const (
@@ -338,4 +340,17 @@ func TestEveryMethodIsAReadOrNot(t *testing.T) {
 	if rpcOf("grpc.health.v1.Health", "List").read {
 		t.Error("a method of the health service is taken for a read")
 	}
+}
+
+// A read that fails after it has reserved memory gives it back.
+func TestAReadThatFailsGivesBack(t *testing.T) {
+	r := startSlow(t, nil)
+	ctx := testContext(t)
+	r.shard.changeHead(t, testKey("large"), func(h *history.Head) { h.Version = 7 })
+	wantError(t, readLarge(ctx, r.client), api.Corruptf("corrupt record: version 4 of acme/orders/large is missing from the history, which says it has 1 to 7"))
+	r.shard.refuseReads(errors.New("no view"))
+	if _, err := r.client.ListAggregates(ctx, &pb.ListAggregatesRequest{}); err == nil {
+		t.Error("a list without a view was answered")
+	}
+	eventually(t, "all is given back", func() bool { return r.use().bytes == 0 })
 }
