@@ -158,7 +158,7 @@ func TestAppendMistakesAreFoundBeforeAnythingIsSent(t *testing.T) {
 		{append(base, "--data", "{}", "--metadata", "x"), `--metadata: expected KEY=VALUE, found "x"`},
 		{append(base, "--data", "{}", "--metadata", "x=1", "--metadata", "x=2"), `--metadata: expected every key once, found "x" twice`},
 		{append(base, "--data", "{}", "--occurred-at", "yesterday"), `--occurred-at: expected a time such as 2026-01-31T12:00:00Z (RFC 3339), found "yesterday"`},
-		{append(base, "--data", "{}", "--expect", "-1"), `invalid argument "-1" for "--expect" flag: strconv.ParseUint: parsing "-1": invalid syntax`},
+		{append(base, "--data", "{}", "--expect", "-1"), `--expect: expected a whole number from 0 to 18446744073709551615, found "-1"`},
 		{[]string{"append", "acme/orders", "--server", server, "--client-id", "b", "--seq", "1", "--event-type", "T", "--data", "{}"},
 			`expected an aggregate written org/type/id, such as acme/orders/4821; found "acme/orders"`},
 		{[]string{"append", "acme/orders/1"}, `required flag(s) "client-id", "seq", "event-type" not set`},

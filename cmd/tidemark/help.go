@@ -1,7 +1,6 @@
 package main
 
 import (
-	"errors"
 	"fmt"
 	"strings"
 	"unicode/utf8"
@@ -65,27 +64,5 @@ func newHelpCommand() *cobra.Command {
 			found.InitDefaultVersionFlag()
 			return found.Help()
 		},
-	}
-}
-
-// commandLineError is what cobra found wrong with the command line. Its suggestions are
-// indented with tabs, which are escaped in the text of an error.
-func commandLineError(err error) error {
-	if errors.As(err, new(*exitError)) {
-		return err
-	}
-	return usageError("%s", strings.TrimSpace(strings.ReplaceAll(err.Error(), "\t", "  ")))
-}
-
-// exactly demands the arguments that names lists, and says which one is missing.
-func exactly(names ...string) cobra.PositionalArgs {
-	return func(_ *cobra.Command, args []string) error {
-		switch {
-		case len(args) < len(names):
-			return usageError("%s: missing", strings.Join(names[len(args):], ", "))
-		case len(args) > len(names):
-			return usageError("expected %s alone, found %q too; is a quote missing?", strings.Join(names, " "), args[len(names)])
-		}
-		return nil
 	}
 }

@@ -104,7 +104,7 @@ func TestImportMistakesExitWithTwo(t *testing.T) {
 	expect(t, exitUsage, "", "tidemark: --format is missing; expected csv or ndjson\n"+see("import"), "import", "x.csv")
 	expect(t, exitUsage, "", "tidemark: --format, --event-type-column, --type and --client-id are missing\n"+see("import"), "import", "x.csv", "--id-column", "a", "--org", "o")
 	expect(t, exitUsage, "", "tidemark: --org, --type and --client-id are missing\n"+see("import"), "import", "x.csv", "--format", "csv", "--id-column", "a", "--event-type-column", "b")
-	expect(t, exitUsage, "", "tidemark: invalid argument \"xml\" for \"--format\" flag: expected csv or ndjson\n"+see("import"), "import", "x.csv", "--format", "xml")
+	expect(t, exitUsage, "", "tidemark: --format: expected csv or ndjson, found \"xml\"\n"+see("import"), "import", "x.csv", "--format", "xml")
 	expect(t, exitUsage, "", "tidemark: --outstanding: expected 1 to 10000, found 0\n"+see("import"), "import", "x", "--format", "ndjson", "--outstanding", "0")
 	expect(t, exitUsage, "", "tidemark: cannot open the file: open testdata/none: no such file or directory\n"+see("import"), "import", "testdata/none", "--format", "ndjson")
 	expect(t, exitUsage, "", "tidemark: testdata is a directory; expected a file\n"+see("import"), "import", "testdata", "--format", "ndjson")

@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"strings"
+	"unicode/utf8"
 
 	"github.com/spf13/cobra"
 
@@ -37,6 +38,9 @@ of ORG/TYPE its aggregates, all of them or those whose id begins with ID-PREFIX.
 			}
 			if len(args) > 0 && parts[0] == "" || len(parts) > 1 && parts[1] == "" || len(parts) > 2 && strings.Contains(parts[2], "/") {
 				return usageError("expected ORG, ORG/TYPE or ORG/TYPE/ID-PREFIX; found %q", args[0])
+			}
+			if len(args) > 0 && !utf8.ValidString(args[0]) {
+				return notUTF8("ORG/TYPE/ID-PREFIX", args[0])
 			}
 			if err := f.fresh.check(); err != nil {
 				return err

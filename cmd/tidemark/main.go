@@ -87,10 +87,13 @@ func run(ctx context.Context, args []string, stdin io.Reader, stdout, stderr io.
 	return report(cmd, err)
 }
 
-// trackStart makes every command record that its own code was reached.
+// trackStart makes every command check its flags, and record that its own code was reached.
 func trackStart(cmd *cobra.Command, started *bool) {
 	if inner := cmd.RunE; inner != nil {
 		cmd.RunE = func(c *cobra.Command, args []string) error {
+			if err := checkFlags(c); err != nil {
+				return err
+			}
 			*started = true
 			return inner(c, args)
 		}

@@ -21,7 +21,7 @@ func TestMistakesOnTheCommandLineExitWithTwo(t *testing.T) {
 	}{
 		{[]string{"nonsense"}, "tidemark: unknown command \"nonsense\" for \"tidemark\"\nSee \"tidemark --help\".\n"},
 		{[]string{"version", "--outptu", "json"}, "tidemark: unknown flag: --outptu\nSee \"tidemark version --help\".\n"},
-		{[]string{"version", "--output", "xml"}, "tidemark: invalid argument \"xml\" for \"--output\" flag: expected table or json\nSee \"tidemark version --help\".\n"},
+		{[]string{"version", "--output", "xml"}, "tidemark: --output: expected table or json, found \"xml\"\nSee \"tidemark version --help\".\n"},
 		{[]string{"version", "extra"}, "tidemark: unknown command \"extra\" for \"tidemark version\"\nSee \"tidemark version --help\".\n"},
 	} {
 		code, stdout, stderr := runCommand(t, c.args...)
