@@ -48,6 +48,7 @@ func TestAPortThatDoesNotSpeakGRPCIsNamed(t *testing.T) {
 			if err != nil {
 				return
 			}
+			_, _ = conn.Read(make([]byte, 1024)) // closing what was not read would take back the answer
 			_, _ = conn.Write([]byte("HTTP/1.1 400 Bad Request\r\n\r\n"))
 			_ = conn.Close()
 		}
@@ -55,6 +56,30 @@ func TestAPortThatDoesNotSpeakGRPCIsNamed(t *testing.T) {
 	address := listener.Addr().String()
 	code, _, stderr := runCommand(t, appendArgs(address)...)
 	want := "tidemark: cannot reach a node at " + address + ": something answers there, but not with gRPC; expected the node's --listen address, is this another of its ports?\n"
+	if code != exitFailure || stderr != want {
+		t.Errorf("exit %d, stderr %q, want 1, %q", code, stderr, want)
+	}
+}
+
+// A node that has as many connections as it may closes further ones without a word.
+func TestANodeWithoutRoomForAConnectionIsToldFromAnotherPort(t *testing.T) {
+	listener, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = listener.Close() }()
+	go func() { // ends when the listener is closed
+		for {
+			conn, err := listener.Accept()
+			if err != nil {
+				return
+			}
+			_ = conn.Close()
+		}
+	}()
+	address := listener.Addr().String()
+	code, _, stderr := runCommand(t, appendArgs(address)...)
+	want := "tidemark: cannot reach a node at " + address + ": something accepts connections there and closes them at once: either a node that has as many as it may (its log says so; try again), or no node; expected the node's --listen address\n"
 	if code != exitFailure || stderr != want {
 		t.Errorf("exit %d, stderr %q, want 1, %q", code, stderr, want)
 	}

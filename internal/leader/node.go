@@ -21,12 +21,29 @@ type node struct {
 	conn    *grpc.ClientConn
 	// dialled is the result of the last TCP connection attempt; nil = there was none.
 	dialled *atomic.Pointer[error]
+	// heard says that something came on a connection.
+	heard *atomic.Bool
+}
+
+// hearing is a connection that notes whether anything comes on it.
+type hearing struct {
+	net.Conn
+	heard *atomic.Bool
+}
+
+// Read implements net.Conn.
+func (c hearing) Read(b []byte) (int, error) {
+	n, err := c.Conn.Read(b)
+	if n > 0 {
+		c.heard.Store(true)
+	}
+	return n, err
 }
 
 // newNode makes a connection that is opened by ready. Service-config retries are off:
 // whether an append may be sent again is the caller's decision.
 func newNode(address string, opts []grpc.DialOption) (*node, error) {
-	n := &node{address: address, dialled: &atomic.Pointer[error]{}}
+	n := &node{address: address, dialled: &atomic.Pointer[error]{}, heard: &atomic.Bool{}}
 	opts = append([]grpc.DialOption{
 		grpc.WithTransportCredentials(insecure.NewCredentials()),
 		grpc.WithDisableRetry(),
@@ -35,7 +52,10 @@ func newNode(address string, opts []grpc.DialOption) (*node, error) {
 		grpc.WithContextDialer(func(ctx context.Context, target string) (net.Conn, error) {
 			conn, err := new(net.Dialer).DialContext(ctx, "tcp", target)
 			n.dialled.Store(&err)
-			return conn, err
+			if err != nil {
+				return nil, err
+			}
+			return hearing{conn, n.heard}, nil
 		}),
 	}, opts...)
 	var err error
@@ -88,6 +108,9 @@ func (n *node) unreachable(ctx context.Context) error {
 			n.address, *dialled)
 	case ctx.Err() != nil:
 		return noAnswer(n.address, ctx.Err())
+	case !n.heard.Load():
+		return fmt.Errorf("cannot reach a node at %s: something accepts connections there and closes them at once: either a node that has as many as it may (its log says so; try again), or no node; expected the node's --listen address",
+			n.address)
 	default:
 		return fmt.Errorf("cannot reach a node at %s: something answers there, but not with gRPC; expected the node's --listen address, is this another of its ports?",
 			n.address)
