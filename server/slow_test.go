@@ -354,3 +354,32 @@ func TestAReadThatFailsGivesBack(t *testing.T) {
 	}
 	eventually(t, "all is given back", func() bool { return r.use().bytes == 0 })
 }
+
+// A batch that turns out larger than what was reserved is read again when there is room for it;
+// until then nothing is held that others could use.
+func TestALargeBatchWaitsForRoomEmptyHanded(t *testing.T) {
+	r := startSlow(t, nil)
+	ctx := testContext(t)
+	for name, call := range map[string]func() error{
+		"Read": func() error { return readLarge(ctx, r.client) },
+		"FindEvent": func() error {
+			found, err := r.client.FindEvent(ctx, &pb.FindEventRequest{Aggregate: pbKey("large"), ClientId: "a", ClientSeq: 2})
+			if err == nil && len(found.GetBatch().GetEvents()[0].GetPayload()) != slowBatch {
+				err = errors.New("the event is not whole")
+			}
+			return err
+		},
+	} {
+		const others = slowLimit - 2<<20 // leaves room for a small message
+		held := mustTake(t, r.server.chain.budget.reader(), others)
+		result := make(chan error, 1)
+		go func() { result <- call() }() // ends with its context at the latest
+		eventually(t, name+" waits", func() bool { return r.use().waiting == 1 })
+		wantUse(t, r.server.chain.budget, others, 1)
+		held.release()
+		if err := <-result; err != nil {
+			t.Errorf("%s: %v", name, err)
+		}
+		eventually(t, "all is given back", func() bool { return r.use().bytes == 0 })
+	}
+}
