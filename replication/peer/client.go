@@ -36,7 +36,7 @@ func (n *Network) serverOptions() []grpc.ServerOption {
 		grpc.MaxRecvMsgSize(maxCall),
 		grpc.MaxSendMsgSize(maxCall),
 		grpc.MaxConcurrentStreams(maxCallsAtOnce),
-		grpc.ConnectionTimeout(handshakeTimeout),
+		grpc.ConnectionTimeout(n.waits.handshake),
 		grpc.KeepaliveParams(keepalive.ServerParameters{Time: 10 * time.Second, Timeout: 5 * time.Second}),
 		grpc.KeepaliveEnforcementPolicy(keepalive.EnforcementPolicy{MinTime: 5 * time.Second, PermitWithoutStream: true}),
 		grpc.WaitForHandlers(true),

@@ -6,9 +6,11 @@ import (
 	"net"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
+	"github.com/hashicorp/raft"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/proto"
@@ -80,6 +82,43 @@ func TestCallerIsKnownToTheHandler(t *testing.T) {
 	eventually(t, "one connection", func() (string, bool) { s := b.Stats(); return fmt.Sprintf("%+v", s), s.Peer == 1 })
 	if _, ok := Caller(t.Context()); ok {
 		t.Error("there is a caller without a call")
+	}
+}
+
+// TestConnectionOutlivesItsHandshakesDeadline, on both ends.
+func TestConnectionOutlivesItsHandshakesDeadline(t *testing.T) {
+	noLeaks(t)
+	w := defaultWaits()
+	w.handshake = time.Second
+	var dials atomic.Int32
+	a := newNodeThatWaits(t, w, member("n1", "1"), func(_ *node, o *Options) {
+		o.Dial = func(ctx context.Context, addr string) (net.Conn, error) {
+			dials.Add(1)
+			return new(net.Dialer).DialContext(ctx, "tcp", addr)
+		}
+	})
+	b := newNodeThatWaits(t, w, member("n2", "2"), registerService(&service{hello: tellCaller}))
+	p := &pair{a: a, b: b, from: a.transport(patience), to: b.transport(patience), addr: raft.ServerAddress(b.addr)}
+	beat := func() {
+		t.Helper()
+		call := p.beat()
+		rpc := next(t, p.to)
+		rpc.Respond(&raft.AppendEntriesResponse{}, nil)
+		if err := ends(t, call); err != nil {
+			t.Error(err)
+		}
+	}
+	beat()
+	r, err := hello(t, a.Client(b.addr))
+	introduced(t, a, r, err)
+	later := time.NewTimer(w.handshake * 5 / 4)
+	defer later.Stop()
+	<-later.C
+	r, err = hello(t, a.Client(b.addr))
+	introduced(t, a, r, err)
+	beat()
+	if n := dials.Load(); n != 2 {
+		t.Errorf("connected %d times, want once for calls and once for raft", n)
 	}
 }
 

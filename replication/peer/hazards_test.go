@@ -374,9 +374,14 @@ func TestCloseOfTheReceiverEndsASnapshot(t *testing.T) {
 }
 
 func TestNewTransportTakesThePlaceOfTheOneBefore(t *testing.T) {
-	p := newPair(t, patience)
-	second := p.b.transport(patience)
+	p := newPair(t, time.Hour)
 	call := p.beat()
+	next(t, p.to)
+	second := p.b.transport(patience)
+	if err := ends(t, call); err == nil {
+		t.Error("a call of the transport before ended well, want it cut")
+	}
+	call = p.beat()
 	select {
 	case rpc := <-second.Consumer():
 		rpc.Respond(&raft.AppendEntriesResponse{}, nil)
@@ -389,6 +394,9 @@ func TestNewTransportTakesThePlaceOfTheOneBefore(t *testing.T) {
 	}
 	// That the one before is closed, late, does not concern the second one.
 	_ = p.to.Close()
+	if _, err := p.a.connect(peerv1.Kind_KIND_RAFT, p.b, "n2#2"); err != nil {
+		t.Error(err)
+	}
 	call = p.beat()
 	rpc := next(t, second)
 	rpc.Respond(&raft.AppendEntriesResponse{}, nil)

@@ -312,7 +312,8 @@ func TestRaftIsRefusedUntilItRuns(t *testing.T) {
 
 func TestCloseEndsEverything(t *testing.T) {
 	noLeaks(t)
-	a, b := newNode(t, member("n1", "1")), newNode(t, member("n2", "2"))
+	w := waits{handshake: time.Hour, send: time.Hour, receive: time.Hour, restore: time.Hour} // it waits for none of these
+	a, b := newNodeThatWaits(t, w, member("n1", "1")), newNodeThatWaits(t, w, member("n2", "2"))
 	b.transport(time.Second)
 	var conns []*conn
 	for _, kind := range []peerv1.Kind{peerv1.Kind_KIND_PEER, peerv1.Kind_KIND_RAFT, peerv1.Kind_KIND_SNAPSHOT} {
@@ -373,29 +374,34 @@ func TestNothingIsKeptOpenAcrossCloseWhileDialing(t *testing.T) {
 			return net.Dial("tcp", b.addr)
 		},
 	} {
-		t.Run(name, func(t *testing.T) {
-			began := make(chan struct{})
-			a := newNodeThatWaits(t, waits{handshake: time.Hour}, member("n1", "1"), func(n *node, o *Options) {
-				o.Dial = func(ctx context.Context, _ string) (net.Conn, error) { return dial(ctx, began) }
-			})
-			tr := a.transport(time.Hour)
-			failed := make(chan error, 1)
-			go func() { failed <- tr.RequestVote("n2#2", "nowhere:1", nil, nil) }()
-			<-began
-			a.close()
-			select {
-			case err := <-failed:
-				if err == nil {
-					t.Error("the call went through")
+		for _, byRaft := range []bool{false, true} {
+			t.Run(fmt.Sprintf("%s, by raft %v", name, byRaft), func(t *testing.T) {
+				began := make(chan struct{})
+				a := newNodeThatWaits(t, waits{handshake: time.Hour}, member("n1", "1"), func(n *node, o *Options) {
+					o.Dial = func(ctx context.Context, _ string) (net.Conn, error) { return dial(ctx, began) }
+				})
+				tr := a.transport(time.Hour)
+				failed := make(chan error, 1)
+				go func() { failed <- tr.RequestVote("n2#2", "nowhere:1", nil, nil) }()
+				<-began
+				if byRaft {
+					_ = tr.Close()
+				} else {
+					a.close()
 				}
-			case <-time.After(patience):
-				t.Error("the call goes on")
-			}
-			if open := a.current().dialed.len(); open != 0 {
-				t.Errorf("%d connections are open", open)
-			}
-			_ = tr.Close()
-		})
+				select {
+				case err := <-failed:
+					if err == nil {
+						t.Error("the call went through")
+					}
+				case <-time.After(patience):
+					t.Error("the call goes on")
+				}
+				if open := tr.layer.dialed.len(); open != 0 {
+					t.Errorf("%d connections are open", open)
+				}
+			})
+		}
 	}
 }
 
