@@ -13,6 +13,7 @@ import (
 	"github.com/hashicorp/raft"
 
 	"github.com/tidemark-db/tidemark/replication/peer"
+	"github.com/tidemark-db/tidemark/wal/history"
 	"github.com/tidemark-db/tidemark/wal/record"
 )
 
@@ -278,4 +279,98 @@ func TestNodeStartsWithAHistoryAheadOfItsLog(t *testing.T) {
 	}
 	c.writes(81, 10)
 	c.sameStates()
+}
+
+// Raft can be shut down when a snapshot is received and not restored yet. What starts then
+// must not go on from the snapshot's index with the state of before.
+func TestRestartOfRaftFinishesARestore(t *testing.T) {
+	c := smallLogs(t, 3)
+	c.start(c.ids()...)
+	c.writes(1, 20)
+	away := c.followers()[0]
+	c.kill(away)
+	c.writes(21, 40)
+	c.snapshots()
+	arrived := make(chan struct{})
+	var once sync.Once
+	c.nodes[away].opts.Hooks.Restoring = func(step string) (err error) {
+		once.Do(func() {
+			close(arrived)
+			err = errStopping
+		})
+		return err
+	}
+	c.start(away)
+	n := c.nodes[away]
+	<-arrived
+	n.restartRaft("a test")
+	c.restored(away)
+	c.writes(61, 10)
+	c.sameStates()
+	if n.failed() {
+		t.Error("the node has failed")
+	}
+}
+
+// Histories that gave way are bounded: the next one waits until somebody has read to the end,
+// or the shard stops.
+func TestRetiredHistoriesAreBounded(t *testing.T) {
+	s := openShard(t, Options{Dir: t.TempDir()})
+	mustAppend(t, s, appendOf("a", "1", seqs(1)))
+	if err := s.snapshot(); err != nil {
+		t.Fatal(err)
+	}
+	m := s.snaps.newest()
+	want := stateOf(t, s)
+	var held []*history.View
+	for range maxRetired {
+		held = append(held, s.currentView())
+		if err := s.replaceHistory(m); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if st := s.Stats(); st.RetiredHistories != maxRetired || st.MaxRetiredHistories != maxRetired {
+		t.Errorf("%d of %d retired", st.RetiredHistories, st.MaxRetiredHistories)
+	}
+	replace := func() chan error {
+		done := make(chan error, 1)
+		go func() { done <- s.replaceHistory(m) }()
+		return done
+	}
+	third := replace()
+	for _, v := range held {
+		if _, _, err := v.Head(record.MakeKey("acme", "orders", "1")); err != nil {
+			t.Fatal(err)
+		}
+	}
+	select {
+	case err := <-third:
+		t.Fatalf("one more was replaced (%v) while %d are read", err, maxRetired)
+	default:
+	}
+	held[1].Release()
+	if err := <-third; err != nil {
+		t.Fatal(err)
+	}
+	if got := stateOf(t, s); got != want {
+		t.Errorf("after it all the state is\n%s\nwant\n%s", got, want)
+	}
+	last := s.currentView()
+	if err := s.replaceHistory(m); err != nil { // the third gave way to nobody's reading
+		t.Fatal(err)
+	}
+	waits := replace()
+	stopped := make(chan error, 1)
+	go func() { stopped <- s.Abandon() }()
+	if err := <-waits; !errors.Is(err, errStopping) {
+		t.Errorf("the one that waits: %v", err)
+	}
+	if err := <-stopped; !errors.Is(err, history.ErrViewsHeld) {
+		t.Errorf("stopped with views held: %v", err)
+	}
+	held[0].Release()
+	last.Release()
+	if err := s.hist.close(); err != nil {
+		t.Fatal(err)
+	}
 }
