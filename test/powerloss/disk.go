@@ -72,6 +72,7 @@ type openFile struct {
 	node   *inode
 	off    int64
 	append bool
+	end    int // of the call that opened it
 }
 
 // replayer applies calls to a Disk.
@@ -126,7 +127,10 @@ func (r *replayer) apply(c *Call) error {
 		return r.openat(c)
 	case "close":
 		fd, _, err := c.FD(0)
-		delete(r.fds, fd)
+		// The kernel gives the number away again while this call still runs.
+		if f := r.fds[fd]; f != nil && f.end < c.Start {
+			delete(r.fds, fd)
+		}
 		return err
 	case "write", "writev", "pwrite64", "pwritev", "pwritev2":
 		return r.write(c)
@@ -177,7 +181,13 @@ func (r *replayer) file(c *Call, i int) (*openFile, error) {
 		return nil, err
 	}
 	f := r.fds[fd]
-	if f == nil || f.node.gone {
+	if f == nil {
+		if n, inside := r.lookup(path); inside && n != nil {
+			return nil, fmt.Errorf("descriptor %d is %s, and the model has no file there", fd, path)
+		}
+		return nil, nil
+	}
+	if f.node.gone {
 		return f, nil
 	}
 	// strace reads the path from the kernel, so this compares the model with the machine.
@@ -266,7 +276,7 @@ func (r *replayer) openat(c *Call) error {
 	if has("O_TRUNC") && n.last.size > 0 {
 		r.truncate(c, n, 0)
 	}
-	r.fds[fd] = &openFile{node: n, append: has("O_APPEND")}
+	r.fds[fd] = &openFile{node: n, append: has("O_APPEND"), end: c.End}
 	return nil
 }
 
