@@ -124,7 +124,7 @@ func TestSnapshotReplacesTheStateOfALivingNode(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	c.writes(81, 10)
+	c.writes(81, 2) // most aggregates changed for the last time before the snapshot
 
 	g := n.raftGroup().raft
 	sink, err := n.snaps.Create(raft.SnapshotVersionMax, g.AppliedIndex(), g.CurrentTerm(), g.GetConfiguration().Configuration(), 1, nil)
@@ -285,6 +285,7 @@ func TestNodeStartsWithAHistoryAheadOfItsLog(t *testing.T) {
 // must not go on from the snapshot's index with the state of before.
 func TestRestartOfRaftFinishesARestore(t *testing.T) {
 	c := smallLogs(t, 3)
+	net := c.cuttable()
 	c.start(c.ids()...)
 	c.writes(1, 20)
 	away := c.followers()[0]
@@ -295,6 +296,7 @@ func TestRestartOfRaftFinishesARestore(t *testing.T) {
 	var once sync.Once
 	c.nodes[away].opts.Hooks.Restoring = func(step string) (err error) {
 		once.Do(func() {
+			net.cut(away, true) // or the leader would send it again
 			close(arrived)
 			err = errStopping
 		})
@@ -305,10 +307,54 @@ func TestRestartOfRaftFinishesARestore(t *testing.T) {
 	<-arrived
 	n.restartRaft("a test")
 	c.restored(away)
+	net.cut(away, false)
 	c.writes(61, 10)
 	c.sameStates()
 	if n.failed() {
 		t.Error("the node has failed")
+	}
+}
+
+// While raft remembers entries that are gone, it must not get at the log.
+func TestLogIsSealedUntilRaftForgetsWhatIsGone(t *testing.T) {
+	for _, c := range []struct {
+		index uint64 // of the snapshot, before the log's end
+		stale bool
+	}{{3, true}, {0, true}, {^uint64(0), false}} {
+		t.Run(fmt.Sprint(int64(c.index)), func(t *testing.T) {
+			s := openShard(t, Options{Dir: t.TempDir()})
+			for i := range 20 {
+				mustAppend(t, s, appendOf("a", "1", seqs(uint64(i+1))))
+			}
+			if err := s.snapshot(); err != nil {
+				t.Fatal(err)
+			}
+			last, err := s.tail.LastIndex()
+			if err != nil {
+				t.Fatal(err)
+			}
+			m := *s.snaps.newest()
+			m.Index, m.Term, m.Pending = last-c.index, 99, true
+			stale, err := s.adopt(&m)
+			if err != nil || stale != c.stale {
+				t.Fatalf("stale is %v (%v), want %v", stale, err, c.stale)
+			}
+			if err := s.logs.usable(); errors.Is(err, errSealed) != c.stale {
+				t.Errorf("the log is used: %v", err)
+			}
+			if err := s.adoptNewest(); err != nil {
+				t.Fatal(err)
+			}
+			if err := s.logs.usable(); err != nil {
+				t.Errorf("after raft was started again: %v", err)
+			}
+			if first, last, term, err := s.logs.at(m.Index); err != nil || first != m.Index || last != m.Index || term != 99 {
+				t.Errorf("the log holds %d to %d, of term %d there (%v), want the snapshot's entry", first, last, term, err)
+			}
+			if err := s.Abandon(); err != nil {
+				t.Fatal(err)
+			}
+		})
 	}
 }
 
