@@ -25,6 +25,11 @@ FUZZTIME ?= 30s
 # How often `make failover` kills the leader.
 KILLS    ?= 100
 
+# How many seeds `make sim` runs, and what it gives the test beside, as in:
+# make sim SIMFLAGS="-sim.seed 42" replays one and shrinks what it finds.
+SEEDS    ?= 20000
+SIMFLAGS ?=
+
 .DEFAULT_GOAL := help
 
 .PHONY: run
@@ -58,6 +63,10 @@ failover: ## Kill the leader of three nodes KILLS times (default 100), and print
 .PHONY: chaos
 chaos: ## Break a cluster under load for DURATION (default 10m), by SEED (default 0 = a new one); needs root
 	$(GO) test ./test/chaos -v -timeout 0 -args -duration $(DURATION) -seed $(SEED)
+
+.PHONY: sim
+sim: ## Simulate a cluster under an adversary for SEEDS seeds (default 20000); failing ones are printed and shrunk
+	$(GO) test ./replication -count=1 -timeout 0 -run '^TestSimulation$$' -sim.seeds $(SEEDS) $(SIMFLAGS)
 
 .PHONY: lint
 lint: vet staticcheck imports proto files tidy ## Run every linter below

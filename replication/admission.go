@@ -137,6 +137,9 @@ func (s *Shard) admit(ctx context.Context, p *pending) (admitted, error) {
 		if err != nil {
 			return admitted{}, s.damaged(err)
 		}
+		if s.park != nil {
+			s.park(ctx, nil) // other calls run here
+		}
 		s.mu.Lock()
 		s.fillCache(p, fills, index)
 	}

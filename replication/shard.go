@@ -57,7 +57,8 @@ type Shard struct {
 	// leaderCommit is the newest commit index that a leader has told of; 0 = none yet.
 	leaderCommit atomic.Uint64
 
-	// park, if not nil, stands in for the waiting of calls: the simulation steers it.
+	// park, if not nil, stands in for the waiting of calls, and for what runs beside a call
+	// that holds no lock (done is nil): the simulation steers it.
 	park func(ctx context.Context, done <-chan struct{}) bool
 
 	// Used by Apply's goroutine alone.

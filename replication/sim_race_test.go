@@ -1,0 +1,6 @@
+//go:build race
+
+package replication
+
+// simDefaultSeeds: there is one goroutine, and nothing for the race detector to find.
+const simDefaultSeeds = 50
