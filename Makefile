@@ -24,7 +24,6 @@ SEED     ?= 0
 FUZZTIME ?= 30s
 # How often `make failover` kills the leader.
 KILLS    ?= 100
-
 # How many seeds `make sim` runs, and what it gives the test beside, as in:
 # make sim SIMFLAGS="-sim.seed 42" replays one and shrinks what it finds.
 SEEDS    ?= 20000

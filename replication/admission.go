@@ -70,7 +70,8 @@ func (s *Shard) append(ctx context.Context, p *pending) (results []writeResult, 
 	}
 }
 
-// wait returns true once done is closed, false if the call or its patience ends first.
+// wait returns true once done is closed, false if the call, its patience or the shard ends
+// first.
 func (s *Shard) wait(ctx context.Context, done <-chan struct{}, patience <-chan time.Time) bool {
 	if s.park != nil {
 		return s.park(ctx, done)
@@ -80,6 +81,7 @@ func (s *Shard) wait(ctx context.Context, done <-chan struct{}, patience <-chan 
 		return true
 	case <-patience:
 	case <-ctx.Done():
+	case <-s.stopped: // everything in flight was answered before
 	}
 	select {
 	case <-done:
@@ -164,9 +166,14 @@ func (s *Shard) admit(ctx context.Context, p *pending) (admitted, error) {
 }
 
 // leading answers 2011 or 2015 unless this node leads and is ready. s.mu is held.
+//
+// The tenure may outlive leadership until raft's notice of its end is read. Meanwhile this
+// node applies what the next leader commits, perhaps before that leader does: whoever was
+// told of it here could be told the contrary there. So raft is asked, too. It knows of a new
+// term before it hands over anything of that term.
 func (s *Shard) leading() error {
 	switch {
-	case s.stopping || s.tenure == nil:
+	case s.stopping || s.tenure == nil || !s.tenure.group.leads(s.tenure.term):
 		return s.notLeader("this node is not the leader")
 	case !s.tenure.ready:
 		return api.Errorf(pb.ErrorCode_ERROR_CODE_LEADER_NOT_READY,
@@ -345,6 +352,9 @@ func (s *Shard) answer(ctx context.Context, p *pending, t *tenure) (results []wr
 				return nil, false, s.damaged(err)
 			}
 			if results != nil {
+				if !t.group.leads(t.term) { // see leading
+					return nil, false, s.notLeader("this node is not the leader any more")
+				}
 				return results, true, nil
 			}
 			if err := markContent(view, p, ref.failure); err != nil {

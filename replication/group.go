@@ -23,6 +23,9 @@ type group interface {
 	leads(term uint64) bool
 	// leader is the leader's id, as far as this node knows; "" = unknown.
 	leader() raft.ServerID
+	// committed is the index of the newest entry with requests that this node knows to be
+	// committed; 0 if the history holds all that there are.
+	committed() uint64
 	// barrier returns nil once everything that this leader inherited is applied.
 	barrier() error
 	// propose hands an entry over to be replicated. wait returns its fate: nil once it is
@@ -49,6 +52,7 @@ func (b *groupBox) set(g group) { b.p.Store(&g) }
 // raftGroup is a group on hashicorp/raft: one life of it, from startRaft to shutdown.
 type raftGroup struct {
 	raft    *raft.Raft
+	logs    raft.LogStore
 	rounds  *termRounds
 	hook    func(next func() (wait func() error)) (wait func() error) // Hooks.Propose
 	changes chan bool                                                 // raft's NotifyCh
@@ -100,7 +104,7 @@ func (s *Shard) startRaft() error {
 		return err
 	}
 	g := &raftGroup{
-		hook: s.opts.Hooks.Propose, changes: make(chan bool, 16), leaders: make(chan raft.Observation, 16),
+		logs: s.logs, hook: s.opts.Hooks.Propose, changes: make(chan bool, 16), leaders: make(chan raft.Observation, 16),
 		done: make(chan struct{}), watched: make(chan struct{}),
 	}
 	conf := s.raftConfig()
@@ -197,6 +201,24 @@ func (g *raftGroup) leads(term uint64) bool {
 func (g *raftGroup) leader() raft.ServerID {
 	_, id := g.raft.LeaderWithID()
 	return id
+}
+
+func (g *raftGroup) committed() uint64 { return newestRequests(g.logs, g.raft.CommitIndex()) }
+
+// newestRequests is the newest entry with requests up to an index. Raft's own entries are
+// never applied to the history; there are at most a few between. What the log does not reach
+// back to stands in a snapshot, and so in the history.
+func newestRequests(logs raft.LogStore, index uint64) uint64 {
+	for ; index > 0; index-- {
+		var e raft.Log
+		switch err := logs.GetLog(index, &e); {
+		case errors.Is(err, raft.ErrLogNotFound):
+			return 0
+		case err != nil || e.Type == raft.LogCommand:
+			return index
+		}
+	}
+	return 0
 }
 
 func (g *raftGroup) barrier() error { return g.raft.Barrier(barrierTimeout).Error() }

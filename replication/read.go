@@ -4,7 +4,6 @@ import (
 	"context"
 	"time"
 
-	"github.com/hashicorp/raft"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
@@ -92,7 +91,7 @@ func (s *Shard) admitRead(ctx context.Context, o ReadOptions) error {
 			// what earlier leaders committed. What is left to prove is that no other leader
 			// has answered since, and to wait for what is committed and not applied here:
 			// somebody may have read that on another node.
-			committed := s.commitIndex()
+			committed := t.group.committed()
 			if err := s.confirmTerm(ctx, t); err != nil {
 				return err
 			}
@@ -139,37 +138,21 @@ func (s *Shard) awaitPosition(ctx context.Context, position uint64) error {
 	}
 }
 
-// commitIndex is the newest entry that this node knows to be committed.
-func (s *Shard) commitIndex() uint64 {
-	if g := s.raftGroup(); g != nil {
-		return g.raft.CommitIndex()
-	}
-	return 0
-}
-
-// awaitIndex returns when all requests in the log up to an index are applied and published.
+// awaitIndex returns when the entry at an index, which has requests, is applied and published.
 func (s *Shard) awaitIndex(ctx context.Context, index uint64) error {
 	for {
 		s.mu.Lock()
 		applied := s.view.Applied().Index
 		wait := s.progress()
 		s.mu.Unlock()
-		if applied >= index {
+		switch {
+		case applied >= index:
 			return nil
-		}
-		// Entries of raft's own are never applied here: the newest may be one. There are at
-		// most a few entries between.
-		var e raft.Log
-		if err := s.logs.GetLog(index, &e); err == nil && e.Type != raft.LogCommand {
-			index--
-			continue
-		}
-		select {
-		case <-wait:
-		case <-s.stopped:
-			return s.notLeader("this node is stopping")
-		case <-ctx.Done():
+		case s.wait(ctx, wait, nil):
+		case ctx.Err() != nil:
 			return status.FromContextError(ctx.Err()).Err()
+		default:
+			return s.notLeader("this node is stopping")
 		}
 	}
 }

@@ -37,8 +37,8 @@ type simOp struct {
 	lost      bool // the node or the run has ended
 	done      bool
 
-	// What clients knew when the call began.
-	floor, seen uint64
+	// What was known when the call began, see sim.floor, sim.shown and simNode.seen.
+	floor, shown, seen uint64
 
 	// expect is the model's judgement of the moment at which admission judged last.
 	expect simExpect
@@ -113,7 +113,7 @@ func (o *simOp) definiteNo() bool {
 
 // call starts a call on a node.
 func (s *sim) call(o *simOp, run func()) {
-	o.floor, o.seen = s.floor, o.node.seen
+	o.floor, o.shown, o.seen = s.floor, s.shown, o.node.seen
 	o.ctx, o.cancel = context.WithCancel(context.Background())
 	s.ops[o.id] = o
 	s.order = append(s.order, o)
@@ -165,7 +165,7 @@ func (o *simOp) resumable() bool {
 }
 
 // attached says whether the call waits for another one's write.
-func (o *simOp) attached() bool { return o.waiting != nil && o.tenure == nil }
+func (o *simOp) attached() bool { return o.req != nil && o.waiting != nil && o.tenure == nil }
 
 // resume lets a call run to its next wait or its end, and compares what it did with the
 // model's judgement of the moment.

@@ -265,8 +265,8 @@ func (s *sim) finishRead(o *simOp) {
 	case g.position < o.seen:
 		s.violated("a read that goes back", "%s\n  %s\n  this node had shown position %d before", o, o.answer(), o.seen)
 		return
-	case o.read == pb.Consistency_CONSISTENCY_LINEARIZABLE && g.position < o.floor:
-		s.violated("a stale LINEARIZABLE read", "%s\n  %s\n  position %d was told before the call", o, o.answer(), o.floor)
+	case o.read == pb.Consistency_CONSISTENCY_LINEARIZABLE && g.position < max(o.floor, o.shown):
+		s.violated("a stale LINEARIZABLE read", "%s\n  %s\n  position %d was told before the call", o, o.answer(), max(o.floor, o.shown))
 		return
 	}
 	holder := m.holder(o.key, o.client, g.mark, g.position)
@@ -290,6 +290,7 @@ func (s *sim) finishRead(o *simOp) {
 		}
 	}
 	o.node.seen = max(o.node.seen, g.position)
+	s.shown = max(s.shown, g.position)
 	if o.read == pb.Consistency_CONSISTENCY_LINEARIZABLE {
 		s.floor = max(s.floor, g.position)
 	}

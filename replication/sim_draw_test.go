@@ -195,7 +195,7 @@ func (g *simGenerator) offerNode(i int, n *simNode) {
 		if !t.t.ready && !t.barrier {
 			g.offer(w.work, simStep{kind: evBarrier, n: i})
 		}
-		if t.t.ready && t.taken == nil && len(t.t.queue) > 0 && t.outstanding < g.s.conf.outstanding {
+		if t.t.ready && !t.t.lost && t.taken == nil && len(t.t.queue) > 0 && t.outstanding < g.s.conf.outstanding {
 			g.offer(w.work, simStep{kind: evTake, n: i})
 		}
 		if t.taken != nil {
@@ -320,6 +320,9 @@ func (g *simGenerator) fill(e *simStep) {
 	if what == 3 {
 		e.client, e.key = simClients[g.rng.IntN(2)], simKeys[g.rng.IntN(len(simKeys))]
 		e.read = []pb.Consistency{pb.Consistency_CONSISTENCY_LINEARIZABLE, pb.Consistency_CONSISTENCY_LINEARIZABLE, pb.Consistency_CONSISTENCY_LEADER, pb.Consistency_CONSISTENCY_ANY}[g.rng.IntN(4)]
+		if e.read == pb.Consistency_CONSISTENCY_ANY {
+			e.n = g.rng.IntN(simNodes)
+		}
 		return
 	}
 	if o := g.earlier(); o != nil && what > 0 {

@@ -64,6 +64,28 @@ func (g simGroup) leads(term uint64) bool {
 	return g.n.raft.role == simLeader && g.n.raft.term == term
 }
 
+func (g simGroup) committed() uint64 {
+	if g.n.s.broken == breakNoAwait {
+		return 0
+	}
+	r := g.n.raft
+	index := r.commit
+	for index > 0 && r.log[index-1].kind != raft.LogCommand {
+		index--
+	}
+	return index
+}
+
+// simDeafGroup does not tell its shard that leadership has ended before the notice is read.
+type simDeafGroup struct{ simGroup }
+
+func (g simDeafGroup) leads(term uint64) bool {
+	if c := g.n.cur; c != nil && c.t.ready {
+		return c.t.term == term
+	}
+	return g.simGroup.leads(term)
+}
+
 func (g simGroup) leader() raft.ServerID {
 	if g.n.raft.leader == nobody {
 		return ""
@@ -310,7 +332,11 @@ func (n *simNode) notice() {
 		}
 		return
 	}
-	n.cur = &simTenure{t: n.sh.openTenure(simGroup{n})}
+	var g group = simGroup{n}
+	if n.s.broken == breakDeaf {
+		g = simDeafGroup{simGroup{n}}
+	}
+	n.cur = &simTenure{t: n.sh.openTenure(g)}
 	if was == nil {
 		was = n.s.kept[n.id]
 	}

@@ -35,10 +35,12 @@ type sim struct {
 	byPending map[*pending]*simOp
 	current   *simOp
 	tried     map[int][]simWrite // by intent, with the sequences tried last
-	floor     uint64             // the highest position that a client knows of
-	digests   map[uint64]record.Hash
-	chains    map[uint64]record.Hash // by position, as told first
-	kept      [simNodes]*simTenure   // for breakKeepOverlay
+	// floor is the highest position that an answer has vouched for, and shown the highest that
+	// any read has shown, on whatever node.
+	floor, shown uint64
+	digests      map[uint64]record.Hash
+	chains       map[uint64]record.Hash // by position, as told first
+	kept         [simNodes]*simTenure   // for breakKeepOverlay
 
 	at        int // number of the event
 	violation *simViolation

@@ -206,11 +206,13 @@ const (
 	breakTicketsBeginAnew
 	breakVoteCheck
 	breakOldTermCommit
+	breakNoAwait
+	breakDeaf
 )
 
 var simBreaks = []string{
 	"", "keep-overlay", "no-round", "no-fence", "leave-early", "leave-late", "stale-round", "no-barrier",
-	"lost-is-no", "unknown-leaves", "tickets-begin-anew", "vote-check", "old-term-commit",
+	"lost-is-no", "unknown-leaves", "tickets-begin-anew", "vote-check", "old-term-commit", "no-await", "deaf",
 }
 
 func (b simBreak) String() string { return simBreaks[b] }
