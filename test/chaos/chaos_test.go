@@ -1,12 +1,16 @@
 package chaos
 
 import (
+	"cmp"
 	"context"
 	"crypto/sha256"
 	"flag"
 	"fmt"
 	"maps"
 	"math/rand/v2"
+	"os"
+	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -185,8 +189,33 @@ func (r *run) judge(name string) {
 	if err := linear.Check(r.load.Ops(), first.Batches, judging); err != nil {
 		r.t.Errorf("%s: %v", name, err)
 	}
+	if r.t.Failed() {
+		r.keepHistory(first.Batches)
+	}
 	r.cluster.CheckAlive()
 	r.past = append(r.past, episode{name, r.load, position, first.Hashes})
+}
+
+// keepHistory writes what the clients saw, and what is there, next to the logs.
+func (r *run) keepHistory(batches map[string][]linear.Batch) {
+	r.t.Helper()
+	var s strings.Builder
+	ops := r.load.Ops()
+	slices.SortFunc(ops, func(a, b linear.Op) int { return cmp.Compare(a.Call, b.Call) })
+	for i := range ops {
+		fmt.Fprintln(&s, &ops[i])
+	}
+	for _, aggregate := range slices.Sorted(maps.Keys(batches)) {
+		fmt.Fprintln(&s, aggregate)
+		for _, b := range batches[aggregate] {
+			fmt.Fprintf(&s, "  %+v\n", b)
+		}
+	}
+	path := filepath.Join(r.cluster.Dir, "history.txt")
+	if err := os.WriteFile(path, []byte(s.String()), 0o600); err != nil {
+		r.t.Error(err)
+	}
+	r.t.Logf("what the clients saw is in %s", path)
 }
 
 // checkPast looks at everything of all episodes once more, on every node.
