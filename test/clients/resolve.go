@@ -83,7 +83,7 @@ func (w *writer) send(r *request, attempt, copies int) verdict {
 			message.OnDuplicate = pb.OnDuplicate_ON_DUPLICATE_CONFIRM
 		}
 		timeout := 500*time.Millisecond + time.Duration(w.rng.Int64N(int64(2*time.Second)))
-		if w.chance(20) {
+		if w.chance(40) {
 			timeout = 10 * time.Second // long enough to hear what a leader says that comes back
 		}
 		all.Go(func() { answers[i] = w.call(req, message, target, timeout) }) // ends at the timeout
