@@ -252,3 +252,9 @@ func (f *fakeShard) setStatus(s replication.Status) {
 	defer f.mu.Unlock()
 	f.status = s
 }
+
+func (f *fakeShard) setStats(s replication.Stats) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.stats = s
+}

@@ -60,9 +60,12 @@ func TestMetrics(t *testing.T) {
 	r := start(t, func(o *Options) {
 		o.MaxCalls, o.MaxReads, o.MaxBytes, o.MaxReadBytes, o.MaxConnections = 101, 102, 4<<20+103, 104, 105
 	})
-	r.shard.status.InFlightRequests, r.shard.status.OverlayAggregates, r.shard.status.InFlightBytes = 401, 402, 403
-	r.shard.status.TailBytes, r.shard.status.FreeDiskBytes = 404, 405
-	r.shard.stats = fullStats()
+	status := r.shard.Status()
+	status.InFlightRequests, status.OverlayAggregates, status.InFlightBytes = 401, 402, 403
+	status.TailBytes, status.FreeDiskBytes = 404, 405
+	r.shard.setStatus(status)
+	stats := fullStats()
+	r.shard.setStats(stats)
 	want := strings.Split(strings.TrimSpace(`
 tidemark_block_cache_bytes 301
 tidemark_block_cache_hits_total 303
@@ -144,7 +147,8 @@ tidemark_zombie_memtables 306
 	}
 
 	// Without a history, its series are gone and the others stay.
-	r.shard.stats.History = nil
+	stats.History = nil
+	r.shard.setStats(stats)
 	want = slices.DeleteFunc(want, func(line string) bool {
 		return strings.HasPrefix(line, "tidemark_block_cache") || strings.HasPrefix(line, "tidemark_history") || strings.Contains(line, "memtable")
 	})
