@@ -21,35 +21,44 @@ type stallWatch struct {
 	log   *zap.Logger
 }
 
+// probeTicks is how many ticks make a timeout. Time is counted in ticks, because they are lost
+// while this process does not run: a pause (SIGSTOP, a virtual machine that is moved) is not
+// the disk's, and what waited through it gets the rest of the timeout to be answered.
+const probeTicks = 8
+
 // watch probes until ctx is done, four times per timeout. It returns an error if a probe
 // does not return in time; that probe's goroutine is left behind, since nothing can stop it.
 func (w *stallWatch) watch(ctx context.Context) error {
-	ticker := time.NewTicker(w.timeout / 4)
+	ticker := time.NewTicker(w.timeout / probeTicks)
 	defer ticker.Stop()
 	failed := false
 	for {
-		select {
-		case <-ctx.Done():
-			return nil
-		case <-ticker.C:
+		for range probeTicks / 4 {
+			select {
+			case <-ctx.Done():
+				return nil
+			case <-ticker.C:
+			}
 		}
 		done := make(chan error, 1)
 		go func() { done <- w.probe() }() // ends with the disk operation
-		deadline := time.NewTimer(w.timeout)
-		select {
-		case err := <-done:
-			// That writes fail is for the log to find out and to act on.
-			if (err != nil) != failed {
-				failed = err != nil
-				w.log.Warn("the disk's probe changed", zap.Bool("failed", failed), zap.Error(err))
+		for ticks, answered := 0, false; !answered; {
+			select {
+			case err := <-done:
+				answered = true
+				// That writes fail is for the log to find out and to act on.
+				if (err != nil) != failed {
+					failed = err != nil
+					w.log.Warn("the disk's probe changed", zap.Bool("failed", failed), zap.Error(err))
+				}
+			case <-ticker.C:
+				if ticks++; ticks > probeTicks {
+					return fmt.Errorf("the disk does not answer: expected a small write and flush within %v (disk-stall-timeout), found it still waiting", w.timeout)
+				}
+			case <-ctx.Done():
+				return nil
 			}
-		case <-deadline.C:
-			return fmt.Errorf("the disk does not answer: expected a small write and flush within %v (disk-stall-timeout), found it still waiting", w.timeout)
-		case <-ctx.Done():
-			deadline.Stop()
-			return nil
 		}
-		deadline.Stop()
 	}
 }
 
