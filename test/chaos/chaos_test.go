@@ -87,7 +87,7 @@ const restoredByStart = "the history is behind the newest snapshot"
 func nodeArgs() []string {
 	return []string{
 		"--log-level", "debug", "--memtable-bytes", "1MiB", "--block-cache-bytes", "8MiB", "--snapshot-log-bytes", "1MiB", "--trailing-log-bytes", "1MiB",
-		"--min-free-disk-bytes", reserve, "--disk-stall-timeout", "3s", "--heartbeat-timeout", "500ms", "--election-timeout", "500ms",
+		"--min-free-disk-bytes", reserve, "--disk-stall-timeout", "4s", "--heartbeat-timeout", "500ms", "--election-timeout", "500ms",
 	}
 }
 
