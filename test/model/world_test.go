@@ -390,7 +390,7 @@ func (w *world) settle(c *call, answer Answer) (string, error) {
 	for _, code := range answer.Codes {
 		r := refuse(code, nil)
 		if code == pb.ErrorCode_ERROR_CODE_NOT_LEADER {
-			r.detail = &pb.NotLeader{LeaderId: "n1"}
+			r.detail = &pb.NotLeader{}
 		}
 		would = append(would, r)
 	}
