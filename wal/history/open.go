@@ -78,7 +78,7 @@ func (s *Store) open(p *pebble.Options) error {
 	if err != nil {
 		return s.openError(p, names, m, err)
 	}
-	p.FS = blobFS{p.FS, s.stop}
+	p.FS = blobFS{markerFS{p.FS}, s.stop}
 	if s.db, err = pebble.Open(s.dir, p); err != nil {
 		return s.openError(p, names, m, err)
 	}
