@@ -22,6 +22,7 @@ func TestMain(m *testing.M) {
 		"journal":    writeJournal,
 		"raftlog":    runRaftLog,
 		"node":       runNode,
+		"restore":    runRestore,
 	}
 	run, ok := programs[name]
 	if !ok {

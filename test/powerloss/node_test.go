@@ -24,6 +24,9 @@ import (
 // flagNodeBudget is small because a node takes an election to open.
 var flagNodeBudget = flag.Int("node-budget", 120, "about how many crashes of a whole node to try; 0 = all")
 
+// flagRestoreBudget is the same of a node that is sent snapshots, which needs no election.
+var flagRestoreBudget = flag.Int("restore-budget", 200, "about how many crashes of a node that is sent snapshots to try; 0 = all")
+
 const (
 	nodeWriters = 4
 	// nodeLeast is how many writes each writer makes at least, and after the first snapshot.
