@@ -56,6 +56,16 @@ func named(members []server, nodeID string) []server {
 	return out
 }
 
+// withID returns the server with an id.
+func withID(members []server, id raft.ServerID) (server, bool) {
+	for _, m := range members {
+		if m.ID == id {
+			return m, true
+		}
+	}
+	return server{}, false
+}
+
 // leadingGroup returns the raft group if this node leads and is ready, else 2011 or 2015.
 func (s *Shard) leadingGroup() (*raftGroup, *tenure, error) {
 	s.mu.Lock()
@@ -77,30 +87,36 @@ func (s *Shard) admitMember(ctx context.Context, req *peerpb.JoinRequest) error 
 	}
 	id := serverID(req.GetNodeId(), req.GetGeneration())
 	address := peer.Address(id, req.GetRaftAddress())
-	same := named(g.members(), req.GetNodeId())
-	for _, m := range same {
-		switch {
-		case m.ID != id:
-			continue
-		case m.Address == address:
-			return nil
-		case m.Suffrage == raft.Voter:
-			return changed(g.raft.AddVoter(id, address, 0, changeTimeout))
-		}
+	members := g.members()
+	same := named(members, req.GetNodeId())
+	m, known := withID(members, id)
+	switch {
+	case known && m.Address != address && m.Suffrage == raft.Voter:
+		return changed(g.raft.AddVoter(id, address, 0, changeTimeout))
+	case known && m.Address != address:
 		return changed(g.raft.AddNonvoter(id, address, 0, changeTimeout))
-	}
-	if len(same) == 0 {
-		// An empty node asks again; a member ends when it hears this. It may have been
-		// removed by an entry that never commits, or be added by one that this node does not
-		// know of: a barrier settles both.
-		if req.GetMember() {
-			if err := t.group.barrier(); err != nil {
-				return status.Errorf(codes.Unavailable, "whether %s is a member is not certain now: %v", req.GetNodeId(), err)
-			}
-			if len(named(g.members(), req.GetNodeId())) > 0 {
-				return status.Errorf(codes.Unavailable, "the members have just changed; ask again")
-			}
+	case known && req.GetMember():
+		return nil
+	case known || req.GetMember():
+		// An empty node becomes a member when it hears that it is one, and a member ends when
+		// it hears that it is none. What this node knows may come of an entry that never
+		// commits, or be less than was committed before it led.
+		if err := settle(ctx, t); err != nil {
+			return err
 		}
+		if _, still := withID(g.members(), id); still != known {
+			return status.Errorf(codes.Unavailable, "the members have just changed; ask again")
+		}
+		if known {
+			return nil
+		}
+	}
+	if req.GetMember() && len(same) > 0 {
+		// However quiet that one is now: what was removed does not take its place back.
+		return status.Errorf(codes.NotFound, "%s (generation %s) is not a member of cluster %s any more: another data directory, of server %s, has its place",
+			req.GetNodeId(), req.GetGeneration(), s.identity().ClusterID, same[len(same)-1].ID)
+	}
+	if len(same) == 0 { // an empty node asks again
 		return status.Errorf(codes.NotFound, "%s (generation %s) is not a member of cluster %s; on any node run: tidemark cluster add %s --raft-address %s",
 			req.GetNodeId(), req.GetGeneration(), s.identity().ClusterID, req.GetNodeId(), req.GetRaftAddress())
 	}
@@ -112,6 +128,27 @@ func (s *Shard) admitMember(ctx context.Context, req *peerpb.JoinRequest) error 
 	s.log.Warn("a member comes back with an empty directory; it joins as a non-voter and takes its old place once it has caught up",
 		zap.String("node", req.GetNodeId()), zap.String("generation", req.GetGeneration()))
 	return changed(g.raft.AddNonvoter(id, address, 0, changeTimeout))
+}
+
+// settle returns nil once all that was in this leader's log when it was called is committed,
+// the newest configuration included.
+func settle(ctx context.Context, t *tenure) error {
+	settled := make(chan error, 1)
+	// Raft never resolves what it had not taken up when it was shut down; then this goroutine
+	// is all that is left behind.
+	go func() { settled <- t.group.barrier() }()
+	var err error
+	select {
+	case err = <-settled:
+	case <-t.done:
+		err = errNotLeading
+	case <-ctx.Done():
+		err = ctx.Err()
+	}
+	if err != nil {
+		return status.Errorf(codes.Unavailable, "who is a member is not certain now: %v; ask again", err)
+	}
+	return nil
 }
 
 // changed waits until a change of the configuration is committed.
