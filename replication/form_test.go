@@ -5,6 +5,8 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 	"sync/atomic"
@@ -295,4 +297,42 @@ func TestIdentityChangesOnlyFromWhatItWas(t *testing.T) {
 	if err := s.become(s.identity(), founding("cc")); err != nil || s.identity().State != stateMember || s.identity().ClusterID != strings.Repeat("aa", 16) {
 		t.Fatalf("a member became %+v, %v", s.identity(), err)
 	}
+}
+
+// Of a directory whose log is gone, but not its term, a founder would begin anew in its
+// former self's name.
+func TestFounderThatLostItsLogDoesNotBeginAnew(t *testing.T) {
+	t.Parallel()
+	c := newCluster(t, 3)
+	c.start("n1", "n2", "n3")
+	c.write("1", 1)
+	c.converged()
+	which := c.followers()[0]
+	c.kill(which)
+	n := c.nodes[which]
+	for _, name := range []string{"tail", "history", "snapshots"} {
+		dir := filepath.Join(n.opts.Dir, name)
+		if err := errors.Join(os.RemoveAll(dir), os.Mkdir(dir, 0o755)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	o := n.opts
+	o.Peers = c.peers
+	l, err := net.Listen("tcp", o.RaftAddress)
+	if err != nil {
+		t.Fatal(err)
+	}
+	o.Listener = l
+	s, err := Open(o)
+	if err == nil {
+		_ = s.Abandon()
+		t.Fatal("it votes without its log")
+	}
+	if !errors.Is(err, ErrDamaged) || !strings.Contains(err.Error(), "raft.db") {
+		t.Fatal(err)
+	}
+	c.wipe(which)
+	c.start(which)
+	c.write("1", 2)
+	c.converged()
 }

@@ -157,6 +157,15 @@ func (s *Shard) bootstrap(id *identity) error {
 	if last > 0 || s.snaps.newest() != nil {
 		return nil
 	}
+	// The entry is durable before raft writes a term.
+	term, err := s.currentTerm()
+	if err != nil {
+		return err
+	}
+	if term > 0 {
+		return fmt.Errorf("%w: %s says that the current term is %d, but %s is empty: what this node acknowledged is lost, and voting without it could undo writes; put the files back, or empty the whole directory and let the node join again",
+			ErrDamaged, s.path("raft.db"), term, s.path("tail"))
+	}
 	var conf raft.Configuration
 	for _, f := range id.Founders {
 		conf.Servers = append(conf.Servers, raft.Server{

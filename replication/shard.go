@@ -217,14 +217,24 @@ func (s *Shard) checkTerm() error {
 	if err := s.tail.GetLog(last, &l); err != nil {
 		return err
 	}
-	term, err := s.stable.GetUint64([]byte("CurrentTerm"))
-	if err != nil && err.Error() != "not found" {
+	term, err := s.currentTerm()
+	if err != nil {
 		return err
 	}
 	if term < l.Term {
 		return fmt.Errorf("%w: %s says that the current term is %d, but %s holds an entry of term %d: the term and vote were lost; put the file back, or restore from a backup", ErrDamaged, s.path("raft.db"), term, s.path("tail"), l.Term)
 	}
 	return nil
+}
+
+// currentTerm is the newest term on disk, 0 if there is none. Raft writes a term before it
+// acts on it.
+func (s *Shard) currentTerm() (uint64, error) {
+	term, err := s.stable.GetUint64([]byte("CurrentTerm"))
+	if err != nil && err.Error() != "not found" {
+		return 0, err
+	}
+	return term, nil
 }
 
 // currentView returns the published view, acquired; nil once the shard is closed.
