@@ -123,14 +123,18 @@ func (s *Shard) checkFounders(id *identity, founders []founder) error {
 	return nil
 }
 
-// ConfirmTerm answers with the newest term this node has seen. It is on disk: whoever voted
-// for a newer leader says so.
+// ConfirmTerm answers with the newest term this node has seen: whoever voted for a newer
+// leader says so. It is read from disk, because while raft is started again the new one may
+// vote before anyone here can ask it.
 func (p peerService) ConfirmTerm(context.Context, *peerpb.ConfirmTermRequest) (*peerpb.ConfirmTermResponse, error) {
-	g := p.s.raftGroup()
-	if g == nil {
+	if p.s.raftGroup() == nil {
 		return nil, status.Error(codes.Unavailable, "raft does not run here yet")
 	}
-	return &peerpb.ConfirmTermResponse{Term: g.term()}, nil
+	term, err := p.s.currentTerm()
+	if err != nil {
+		return nil, status.Error(codes.Internal, err.Error())
+	}
+	return &peerpb.ConfirmTermResponse{Term: term}, nil
 }
 
 // GetDigests answers with the digests that this node has kept at the given indexes.

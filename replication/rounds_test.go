@@ -7,6 +7,7 @@ import (
 	"testing"
 	"time"
 
+	peerpb "github.com/tidemark-db/tidemark/api/tidemark/peer/v1"
 	pb "github.com/tidemark-db/tidemark/api/tidemark/v1"
 )
 
@@ -210,5 +211,21 @@ func TestLinearizableReadWaitsForWhatIsCommitted(t *testing.T) {
 	}
 	if _, err := write.wait(t); err != nil {
 		t.Fatal(err)
+	}
+}
+
+// While raft is started again, the new one may vote before it is the one that is asked.
+func TestVoteOfARaftThatIsBeingStartedIsConfirmed(t *testing.T) {
+	t.Parallel()
+	c := newCluster(t, 1)
+	c.start("n1")
+	n := c.leader()
+	voted := n.raftGroup().term() + 1
+	if err := n.stable.SetUint64([]byte("CurrentTerm"), voted); err != nil {
+		t.Fatal(err)
+	}
+	resp, err := peerService{s: n.Shard}.ConfirmTerm(context.Background(), &peerpb.ConfirmTermRequest{Term: voted - 1})
+	if err != nil || resp.GetTerm() != voted {
+		t.Errorf("after a vote in term %d: %v, %v", voted, resp, err)
 	}
 }
