@@ -86,6 +86,7 @@ func TestSimulationBites(t *testing.T) {
 		{breakNoBarrier, 400, "a leader admits before it has applied what it inherited"},
 		{breakLostIsNo, 400, "ErrLeadershipLost is taken for a definite no"},
 		{breakUnknownLeaves, 400, "what may still land leaves the overlay before the term ends"},
+		{breakNoAwait, 1000, "LINEARIZABLE reads do not wait for what is committed and not applied"},
 		{breakVoteCheck, 400, "votes without looking at the log, which is the model's own affair"},
 	} {
 		t.Run(b.broken.String(), func(t *testing.T) {
