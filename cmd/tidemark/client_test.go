@@ -118,7 +118,7 @@ func TestNodesThatPointAtEachOtherEndTheSearch(t *testing.T) {
 		}
 	}
 	a.append, b.append = point(addressB), point(addressA)
-	code, _, stderr := runCommand(t, appendArgs(addressA, "--timeout", "300ms")...)
+	code, _, stderr := runCommand(t, appendArgs(addressA, "--timeout", "1s")...)
 	lines := strings.Split(strings.TrimPrefix(stderr, "tidemark: "), "\n")
 	slices.Sort(lines)
 	want := []string{"", addressA + ": 2011 NotLeader: not me", addressB + ": 2011 NotLeader: not me"}

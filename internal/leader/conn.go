@@ -1,6 +1,7 @@
 package leader
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"io"
@@ -182,7 +183,7 @@ func (c *Conn) find(ctx context.Context) (*node, error) {
 	}
 	s := c.search
 	if s == nil {
-		s = &search{done: make(chan struct{})}
+		s = &search{done: make(chan struct{}), at: cmp.Or(c.hint, c.seeds[c.next])}
 		c.search = s
 		go c.run(s) // ends with Close, and within connectTimeout for each address
 	}
@@ -206,7 +207,6 @@ func (c *Conn) run(s *search) {
 			addresses = append(addresses, a)
 		}
 	}
-	s.at = addresses[0]
 	c.mu.Unlock()
 	timeout := connectTimeout
 	if len(addresses) > 1 {

@@ -75,9 +75,10 @@ func (c *Conn) Do(ctx context.Context, call func(context.Context, grpc.ClientCon
 		}
 		wait := pause
 		lost.errs = nil
-		if err != nil {
+		if err != nil && ctx.Err() == nil { // else it says no more than that the time is up
 			lost.errs = []error{err}
-		} else {
+		}
+		if err == nil {
 			began := time.Now()
 			err = call(ctx, n.conn)
 			giveUp = giveUp.Add(time.Since(began)) // that was no time of looking

@@ -386,15 +386,14 @@ func TestManyCallsFollowTogether(t *testing.T) {
 				_, err := appendOnce(t, c)
 				switch {
 				case err == nil:
-					done++
+					if done++; done%10 == 9 {
+						mu.Lock()
+						leads = (leads + 1) % len(nodes)
+						mu.Unlock()
+					}
 				case api.CodeOf(err) != pb.ErrorCode_ERROR_CODE_NOT_LEADER:
 					t.Error(err)
 					return
-				}
-				if done%10 == 9 {
-					mu.Lock()
-					leads = (leads + 1) % len(nodes)
-					mu.Unlock()
 				}
 			}
 		})
