@@ -29,8 +29,9 @@ func newServeCommand() *cobra.Command {
 		Use:   "serve",
 		Short: "Run a node",
 		Long: `Run a node. It needs no configuration: data goes to ./tidemark-data, clients connect to
-127.0.0.1:7440. http://127.0.0.1:7442 has /livez (the process is up), /readyz
-(the node takes writes) and /metrics.
+127.0.0.1:7440. http://127.0.0.1:7442 has /livez (the process is up), /readyz (the node
+leads, or follows a leader and is as far as that one), /leaderz (it serves as leader) and
+/metrics. With --peers it is one node of a cluster; "tidemark dev" runs a whole one here.
 
 Every setting is a flag, an environment variable and a key of the YAML file; the flag wins
 over the environment, the environment over the file, the file over the default. "tidemark
