@@ -58,7 +58,7 @@ func (s *Shard) nodeStatus(ctx context.Context, m server) *pb.Node {
 	resp, err := s.clientOf(m.Server).GetNodeStatus(ctx, &peerpb.GetNodeStatusRequest{})
 	if err != nil {
 		n.Role, n.Problems = "unreachable", []string{status.Convert(err).Message()}
-		n.ClientAddress = s.clientAddress(m.nodeID)
+		n.ClientAddress = s.clientAddress(m.ID)
 		return n
 	}
 	fillNode(n, resp, s.identity().ClusterID)

@@ -343,6 +343,26 @@ func (s *Shard) become(from, next *identity) error {
 	return nil
 }
 
+// noteLogBegun makes it durable that a member's log is not empty, once it is not.
+func (s *Shard) noteLogBegun() error {
+	if s.identity().LogBegun {
+		return nil
+	}
+	last, err := s.tail.LastIndex()
+	if err != nil || last == 0 {
+		return err
+	}
+	s.idMu.Lock()
+	defer s.idMu.Unlock()
+	next := *s.identity()
+	next.LogBegun = true
+	if err := next.write(s.opts.Dir); err != nil {
+		return fmt.Errorf("write %s: %w", s.path(identityFile), err)
+	}
+	s.ident.Store(&next)
+	return nil
+}
+
 func (s *Shard) formingStep(name string) error {
 	if hook := s.opts.Hooks.Forming; hook != nil {
 		return hook(name)

@@ -328,11 +328,47 @@ func TestFounderThatLostItsLogDoesNotBeginAnew(t *testing.T) {
 		_ = s.Abandon()
 		t.Fatal("it votes without its log")
 	}
-	if !errors.Is(err, ErrDamaged) || !strings.Contains(err.Error(), "raft.db") {
+	if !errors.Is(err, ErrDamaged) || !strings.Contains(err.Error(), "what this node acknowledged is lost") {
 		t.Fatal(err)
 	}
 	c.wipe(which)
 	c.start(which)
 	c.write("1", 2)
 	c.converged()
+}
+
+// What a node that joined later lost is as lost as what a founder lost.
+func TestMemberThatLostItsLogDoesNotBeginAnew(t *testing.T) {
+	t.Parallel()
+	c := newCluster(t, 3)
+	c.start("n1", "n2", "n3")
+	o := c.options("n4")
+	c.start("n4")
+	if err := c.leader().AddNode(within(t, 20*time.Second), "n4", o.RaftAddress, ""); err != nil {
+		t.Fatal(err)
+	}
+	c.write("1", 1)
+	c.until("n4 to have noted that its log has begun", func() bool { return c.nodes["n4"].identity().LogBegun })
+	c.kill("n4")
+	for _, name := range []string{"tail", "history", "snapshots"} {
+		dir := filepath.Join(c.nodes["n4"].opts.Dir, name)
+		if err := errors.Join(os.RemoveAll(dir), os.Mkdir(dir, 0o755)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	o = c.nodes["n4"].opts
+	o.Peers = c.peers
+	l, err := net.Listen("tcp", o.RaftAddress)
+	if err != nil {
+		t.Fatal(err)
+	}
+	o.Listener = l
+	s, err := Open(o)
+	if err == nil {
+		_ = s.Abandon()
+		t.Fatal("it started with an empty log")
+	}
+	if !errors.Is(err, ErrDamaged) {
+		t.Fatal(err)
+	}
 }

@@ -147,15 +147,18 @@ func (s *Shard) startRaft() error {
 // BootstrapCluster sets the term first and refuses to go on after a crash in between; here
 // the entry comes first, and doing it again is harmless.
 func (s *Shard) bootstrap(id *identity) error {
-	if len(id.Founders) == 0 {
-		return nil // the leader sends what this node is to know
-	}
 	last, err := s.tail.LastIndex()
 	if err != nil {
 		return err
 	}
-	if last > 0 || s.snaps.newest() != nil {
+	switch {
+	case last > 0:
 		return nil
+	case id.LogBegun:
+		return fmt.Errorf("%w: %s is empty, but %s says that it was not: what this node acknowledged is lost, and voting without it could undo writes; put the files back, or empty the whole directory and let the node join again",
+			ErrDamaged, s.path("tail"), s.path(identityFile))
+	case len(id.Founders) == 0 || s.snaps.newest() != nil:
+		return nil // the leader sends what this node is to know
 	}
 	// The entry is durable before raft writes a term.
 	term, err := s.currentTerm()

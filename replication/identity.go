@@ -35,6 +35,9 @@ type identity struct {
 	// Founders are the voters that the cluster began with; empty in a node that was added
 	// later.
 	Founders []founder `json:"founders,omitempty"`
+	// LogBegun: a member's log was not empty any more. One that is empty later was lost, with
+	// what this node acknowledged.
+	LogBegun bool `json:"log_begun,omitempty"`
 }
 
 // state says how far a directory is on its way into a cluster.

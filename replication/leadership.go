@@ -211,9 +211,13 @@ func (s *Shard) successor(ctx context.Context, g *raftGroup) (server, bool) {
 func (s *Shard) notLeader(text string) error {
 	detail := &pb.NotLeader{}
 	if g := s.group.get(); g != nil {
-		if id := peer.NodeID(g.leader()); id != s.opts.NodeID {
-			detail.LeaderId, detail.LeaderAddress = id, s.clientAddress(id)
+		if id := g.leader(); peer.NodeID(id) != s.opts.NodeID {
+			detail.LeaderId, detail.LeaderAddress = peer.NodeID(id), s.clientAddress(id)
 		}
 	}
-	return api.Errorf(pb.ErrorCode_ERROR_CODE_NOT_LEADER, "%s: nothing was written, ask the leader", text).With(detail)
+	what := "ask the leader"
+	if detail.LeaderId == "" {
+		what = "no leader is known now, ask again"
+	}
+	return api.Errorf(pb.ErrorCode_ERROR_CODE_NOT_LEADER, "%s: nothing was written, %s", text, what).With(detail)
 }

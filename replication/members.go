@@ -91,6 +91,10 @@ func (s *Shard) admitMember(ctx context.Context, req *peerpb.JoinRequest) error 
 	same := named(members, req.GetNodeId())
 	m, known := withID(members, id)
 	switch {
+	case known && m.Address != address && s.answers(ctx, m):
+		// A copy of a directory is not another node: two of them would answer as one voter.
+		return status.Errorf(codes.AlreadyExists, "%s (generation %s) runs at %s already: %s uses a copy of its data directory; stop one of them, and never start a copy",
+			req.GetNodeId(), req.GetGeneration(), m.raftAddress, req.GetRaftAddress())
 	case known && m.Address != address && m.Suffrage == raft.Voter:
 		return changed(g.raft.AddVoter(id, address, 0, changeTimeout))
 	case known && m.Address != address:
@@ -352,7 +356,15 @@ func (s *Shard) TransferLeadership(ctx context.Context, to string) (string, erro
 		}
 	}
 	f := g.raft.LeadershipTransferToServer(m.ID, m.Address)
-	if err := f.Error(); err != nil {
+	done := make(chan error, 1)
+	go func() { done <- f.Error() }() // raft never resolves it if it is shut down first
+	select {
+	case err = <-done:
+	case <-t.done: // lost, or handed over
+	case <-ctx.Done():
+		return "", status.FromContextError(ctx.Err()).Err()
+	}
+	if err != nil {
 		return "", status.Errorf(codes.Aborted, "leadership was not handed over (%v); this node goes on leading unless it lost leadership meanwhile", err)
 	}
 	select {

@@ -3,6 +3,8 @@ package replication
 import (
 	"context"
 	"errors"
+	"fmt"
+	"os"
 	"strings"
 	"testing"
 	"time"
@@ -236,6 +238,13 @@ func TestNodeThatDiffersFromTheMajorityEnds(t *testing.T) {
 		t.Fatal("it goes on")
 	}
 	c.kill(odd)
+	// It may have compared with that one alone, and stopped writes until it knows better.
+	leader := c.leader()
+	c.until("the others to agree", func() bool {
+		leader.mu.Lock()
+		defer leader.mu.Unlock()
+		return !leader.diverged.undecided
+	})
 	c.write("1", 3)
 	for id, n := range c.nodes {
 		if n.Shard != nil && n.failed() {
@@ -388,5 +397,38 @@ func TestWritesStopWhileNoMajorityAgreesOnTheData(t *testing.T) {
 	leader.setDiverged(digestVerdict{compared: true})
 	if undecided() {
 		t.Error("writes do not go on although nodes agree again")
+	}
+}
+
+// Whoever starts a copy of a voter's directory has two nodes that answer as one.
+func TestCopyOfALivingDirectoryIsNotTakenForAMove(t *testing.T) {
+	t.Parallel()
+	c := newCluster(t, 3)
+	c.start("n1", "n2", "n3")
+	c.write("1", 1)
+	which := c.followers()[0]
+	c.kill(which)
+	n := c.nodes[which]
+	copied := t.TempDir()
+	if err := os.CopyFS(copied, os.DirFS(n.opts.Dir)); err != nil {
+		t.Fatal(err)
+	}
+	c.start(which)
+	c.write("1", 2)
+	o := c.options("copy")
+	c.nodes["copy"].opts.Dir, c.nodes["copy"].opts.NodeID, c.nodes["copy"].opts.AdvertiseAddress = copied, which, n.opts.AdvertiseAddress
+	c.start("copy")
+	c.until("the copy to be told", func() bool {
+		for _, e := range c.nodes["copy"].logs.All() {
+			if strings.Contains(fmt.Sprint(e.ContextMap()), "uses a copy of its data directory") {
+				return true
+			}
+		}
+		return false
+	})
+	for _, m := range c.leader().raftGroup().members() {
+		if m.raftAddress == o.RaftAddress {
+			t.Errorf("the copy's address is in the configuration: %v", m)
+		}
 	}
 }

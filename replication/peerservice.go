@@ -4,6 +4,7 @@ import (
 	"context"
 	"slices"
 
+	"github.com/hashicorp/raft"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
@@ -60,19 +61,19 @@ func (s *Shard) helloNow() *peerpb.HelloResponse {
 	if address, leader := g.raft.LeaderWithID(); leader != "" {
 		out.LeaderId = peer.NodeID(leader)
 		_, out.LeaderRaftAddress = peer.SplitAddress(address)
-		out.LeaderClientAddress = s.clientAddress(out.LeaderId)
+		out.LeaderClientAddress = s.clientAddress(leader)
 	}
 	return out
 }
 
 // clientAddress is where clients reach a node, as it said itself in its newest handshake
 // with this one; "" = unknown.
-func (s *Shard) clientAddress(nodeID string) string {
-	if nodeID == s.opts.NodeID {
+func (s *Shard) clientAddress(id raft.ServerID) string {
+	if id == s.identity().serverID() {
 		return s.opts.AdvertiseAddress
 	}
 	if s.net != nil {
-		if n, _, ok := s.net.Known(nodeID); ok {
+		if n, _, ok := s.net.Known(id); ok {
 			return n.ClientAddress
 		}
 	}

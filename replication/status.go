@@ -83,5 +83,5 @@ func (s *Shard) raftStatus(st *Status, r *raft.Raft) {
 	}
 	_, id := r.LeaderWithID()
 	st.LeaderID = peer.NodeID(id)
-	st.LeaderAddress = s.clientAddress(st.LeaderID)
+	st.LeaderAddress = s.clientAddress(id)
 }

@@ -35,6 +35,10 @@ func (s *Shard) tendMembers() {
 			return
 		case <-ticker.C:
 		}
+		if err := s.noteLogBegun(); err != nil {
+			s.fatal(err)
+			return
+		}
 		g := s.raftGroup()
 		s.noteCommit(ctx, g)
 		if g.raft.State() == raft.Leader {
@@ -131,6 +135,11 @@ func (s *Shard) tendAsLeader(ctx context.Context, g *raftGroup) {
 		}
 		lost, next := same[0], same[len(same)-1]
 		switch {
+		case s.answers(ctx, lost):
+			// It is there after all, and the other one was let in while it could not be
+			// reached. Which of them is to go is for the operator to say.
+			s.log.Error("two data directories have the name of one node, and both are in use: stop the node whose directory is not wanted",
+				zap.String("node", m.nodeID), zap.String("older", string(lost.ID)), zap.String("newer", string(next.ID)))
 		case lost.Suffrage == raft.Voter && next.Suffrage != raft.Voter:
 			if behind, err := s.lag(ctx, g, next); err == nil && behind <= caughtUp {
 				s.tended("the promotion of "+string(next.ID), g.raft.AddVoter(next.ID, next.Address, 0, changeTimeout))

@@ -69,10 +69,11 @@ func identityOf(p *peerv1.Identity) Identity {
 // were replaced.
 const maxKnown = 64
 
-// acquaintances are the nodes seen in handshakes, by node id.
+// acquaintances are the nodes seen in handshakes, by server: another directory under a
+// node's name does not speak for the node.
 type acquaintances struct {
 	mu   sync.Mutex
-	seen map[string]acquaintance
+	seen map[raft.ServerID]acquaintance
 }
 
 type acquaintance struct {
@@ -84,8 +85,8 @@ type acquaintance struct {
 func (a *acquaintances) met(i Identity, now time.Time) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	if _, ok := a.seen[i.NodeID]; !ok && len(a.seen) >= maxKnown {
-		oldest := ""
+	if _, ok := a.seen[i.ServerID()]; !ok && len(a.seen) >= maxKnown {
+		var oldest raft.ServerID
 		for id, s := range a.seen {
 			if oldest == "" || s.at.Before(a.seen[oldest].at) {
 				oldest = id
@@ -93,13 +94,13 @@ func (a *acquaintances) met(i Identity, now time.Time) {
 		}
 		delete(a.seen, oldest)
 	}
-	a.seen[i.NodeID] = acquaintance{i, now}
+	a.seen[i.ServerID()] = acquaintance{i, now}
 }
 
-func (a *acquaintances) known(nodeID string) (Identity, time.Time, bool) {
+func (a *acquaintances) known(id raft.ServerID) (Identity, time.Time, bool) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	s, ok := a.seen[nodeID]
+	s, ok := a.seen[id]
 	return s.identity, s.at, ok
 }
 

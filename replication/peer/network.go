@@ -84,7 +84,7 @@ func listen(o Options, w waits) (*Network, error) {
 	n := &Network{
 		o:     o,
 		feed:  newFeed(o.Listener.Addr()),
-		known: acquaintances{seen: make(map[string]acquaintance)},
+		known: acquaintances{seen: make(map[raft.ServerID]acquaintance)},
 		slots: make(chan struct{}, maxHandshaking),
 		waits: w,
 	}
@@ -106,9 +106,9 @@ func listen(o Options, w waits) (*Network, error) {
 // Addr is where the Network listens.
 func (n *Network) Addr() net.Addr { return n.o.Listener.Addr() }
 
-// Known is the newest identity that a node gave in a handshake, whichever side began it,
+// Known is the newest identity that a server gave in a handshake, whichever side began it,
 // and when. A node of another cluster does not count.
-func (n *Network) Known(nodeID string) (Identity, time.Time, bool) { return n.known.known(nodeID) }
+func (n *Network) Known(id raft.ServerID) (Identity, time.Time, bool) { return n.known.known(id) }
 
 // Stats are the sizes of what the Network bounds.
 type Stats struct {

@@ -13,6 +13,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/hashicorp/raft"
 	"go.uber.org/zap"
 	"go.uber.org/zap/zaptest/observer"
 	"google.golang.org/grpc"
@@ -199,8 +200,8 @@ func TestNodeOfAnotherClusterIsRefused(t *testing.T) {
 			t.Errorf("%q: %v\nwant %v", s.msg, got, want)
 		}
 	}
-	for n, stranger := range map[*node]string{a: "n2", b: "n1"} {
-		if i, _, ok := n.Known(stranger); ok {
+	for n, stranger := range map[*node]*node{a: b, b: a} {
+		if i, _, ok := n.Known(stranger.identity().ServerID()); ok {
 			t.Errorf("%s knows %+v of another cluster", n.identity().NodeID, i)
 		}
 	}
@@ -215,7 +216,7 @@ func TestNodesLearnEachOthersIdentity(t *testing.T) {
 	}
 	check := func(n, of *node) {
 		t.Helper()
-		got, at, ok := n.Known(of.identity().NodeID)
+		got, at, ok := n.Known(of.identity().ServerID())
 		if !ok || got != of.identity() || at.Before(before) || at.After(time.Now()) {
 			t.Errorf("%s knows %+v (%v, at %s), want %+v, now", n.identity().NodeID, got, ok, at, of.identity())
 		}
@@ -232,7 +233,7 @@ func TestNodesLearnEachOthersIdentity(t *testing.T) {
 }
 
 func TestKnownNodesAreBounded(t *testing.T) {
-	a := acquaintances{seen: make(map[string]acquaintance)}
+	a := acquaintances{seen: make(map[raft.ServerID]acquaintance)}
 	start := time.Unix(1000, 0)
 	for i := range maxKnown + 10 {
 		a.met(Identity{NodeID: fmt.Sprint("n", i)}, start.Add(time.Duration(i)*time.Second))

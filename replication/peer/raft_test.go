@@ -189,7 +189,7 @@ func TestNodesElectReplicateAndHandLeadershipOver(t *testing.T) {
 			}
 			// All have met, whoever dialed whom.
 			for _, n := range nodes {
-				i, _, ok := n.Known(leader(t, nodes).identity().NodeID)
+				i, _, ok := n.Known(leader(t, nodes).identity().ServerID())
 				if l := leader(t, nodes); n != l && (!ok || i != l.identity()) {
 					t.Errorf("%s knows %+v of its leader, want %+v", n.identity().NodeID, i, l.identity())
 				}
