@@ -132,12 +132,12 @@ func TestManyReadersShareTheBudget(t *testing.T) {
 	ctx := testContext(t)
 	most := r.watch()
 	var all sync.WaitGroup
-	for range 4 {
+	for range 3 {
 		client := pb.NewEventStoreServiceClient(dial(t, r.conn.Target()))
-		for range 8 {
+		for range 4 {
 			all.Go(func() {
 				if err := readLarge(ctx, client); err != nil {
-					t.Error(err)
+					t.Errorf("%v; the budget is %+v", err, r.use())
 				}
 			})
 		}
