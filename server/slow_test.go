@@ -132,9 +132,9 @@ func TestManyReadersShareTheBudget(t *testing.T) {
 	ctx := testContext(t)
 	most := r.watch()
 	var all sync.WaitGroup
-	for range 3 {
+	for range 6 {
 		client := pb.NewEventStoreServiceClient(dial(t, r.conn.Target()))
-		for range 4 {
+		for range 2 {
 			all.Go(func() {
 				if err := readLarge(ctx, client); err != nil {
 					t.Errorf("%v; the budget is %+v", err, r.use())
