@@ -315,3 +315,21 @@ func TestRequestsAtTheLimitDoNotDisturbLeadership(t *testing.T) {
 		t.Errorf("leadership moved: term %d, then %d", term, leader.raftGroup().term())
 	}
 }
+
+func TestReadsBeforeTheFirstWriteNameTheTimeline(t *testing.T) {
+	t.Parallel()
+	c := newCluster(t, 3)
+	c.start("n1", "n2", "n3")
+	c.leader()
+	for id, n := range c.nodes {
+		c.until(id+" to be a member", func() bool { return n.raftGroup() != nil })
+		v, err := n.Read(within(t, 10*time.Second), ReadOptions{Consistency: pb.Consistency_CONSISTENCY_ANY})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got, want := v.Applied().Timeline, n.identity().Timeline; got != want || want == "" {
+			t.Errorf("%s answers timeline %q, it is on %q", id, got, want)
+		}
+		v.Release()
+	}
+}

@@ -52,7 +52,9 @@ func (s *Shard) restartRaft(reason string) {
 
 // startMember starts what runs on a member of a cluster.
 func (s *Shard) startMember() error {
-	s.proc.applied.Timeline = s.identity().Timeline
+	if err := s.nameTimeline(); err != nil {
+		return err
+	}
 	if err := s.startRaft(); err != nil {
 		return err
 	}
@@ -63,6 +65,27 @@ func (s *Shard) startMember() error {
 		go s.tendMembers()
 		go s.compareDigests()
 	}
+	return nil
+}
+
+// nameTimeline writes the timeline into a history that has applied nothing, so that reads
+// before the first write name it, too. Nothing is applied meanwhile.
+func (s *Shard) nameTimeline() error {
+	s.proc.applied.Timeline = s.identity().Timeline
+	if s.store.Applied().Timeline != "" {
+		return nil
+	}
+	b := s.store.NewBatch()
+	b.SetApplied(s.proc.applied)
+	if err := s.store.Commit(b); err != nil {
+		return err
+	}
+	view := s.store.View()
+	s.mu.Lock()
+	old := s.view
+	s.view = view
+	s.mu.Unlock()
+	old.Release()
 	return nil
 }
 
