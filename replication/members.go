@@ -129,6 +129,13 @@ func (s *Shard) admitMember(ctx context.Context, req *peerpb.JoinRequest) error 
 			return status.Errorf(codes.AlreadyExists, "a living node at %s has the name %s: give this one another --node-id, or stop that one", m.raftAddress, m.nodeID)
 		}
 	}
+	if len(same) == 1 && same[0].Suffrage != raft.Voter {
+		// It never was a voter and is not to become one: two servers of a node without a vote
+		// would say that (see tendAsLeader).
+		if err := changed(g.raft.RemoveServer(same[0].ID, 0, changeTimeout)); err != nil {
+			return err
+		}
+	}
 	s.log.Warn("a member comes back with an empty directory; it joins as a non-voter and takes its old place once it has caught up",
 		zap.String("node", req.GetNodeId()), zap.String("generation", req.GetGeneration()))
 	return changed(g.raft.AddNonvoter(id, address, 0, changeTimeout))

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"time"
 
 	"github.com/hashicorp/raft"
@@ -118,9 +119,12 @@ func (s *Shard) stillMember(ctx context.Context, g *raftGroup) error {
 }
 
 // tendAsLeader brings this node's own address up to date, and completes replacements: of
-// two servers of one node, the first one's directory is lost. The second becomes a voter, if
-// the first was one, as soon as it has caught up; then the first is removed. Each step is in
-// the log, so that the next leader goes on from it.
+// several servers of one node, all but the newest have lost their directories. Once the newest
+// has caught up, those of them that are voters become non-voters, then it becomes a voter, and
+// then they are removed. A lost voter never counts beside its successor: if that one is lost
+// too, before the end, the others are still a majority. That a lost server waits beside a
+// successor that is no voter is what says that it is to become one (see admitMember). Each
+// step is in the log, so that the next leader goes on from it.
 func (s *Shard) tendAsLeader(ctx context.Context, g *raftGroup) {
 	id := s.identity()
 	members := g.members()
@@ -133,19 +137,26 @@ func (s *Shard) tendAsLeader(ctx context.Context, g *raftGroup) {
 		if len(same) < 2 || m.ID != same[0].ID {
 			continue
 		}
-		lost, next := same[0], same[len(same)-1]
-		switch {
-		case s.answers(ctx, lost):
-			// It is there after all, and the other one was let in while it could not be
-			// reached. Which of them is to go is for the operator to say.
+		lost, next := same[:len(same)-1], same[len(same)-1]
+		if there := slices.IndexFunc(lost, func(m server) bool { return s.answers(ctx, m) }); there >= 0 {
+			// It is there after all, and the newest was let in while it could not be reached.
+			// Which of them is to go is for the operator to say.
 			s.log.Error("two data directories have the name of one node, and both are in use: stop the node whose directory is not wanted",
-				zap.String("node", m.nodeID), zap.String("older", string(lost.ID)), zap.String("newer", string(next.ID)))
-		case lost.Suffrage == raft.Voter && next.Suffrage != raft.Voter:
-			if behind, err := s.lag(ctx, g, next); err == nil && behind <= caughtUp {
-				s.tended("the promotion of "+string(next.ID), g.raft.AddVoter(next.ID, next.Address, 0, changeTimeout))
-			}
-		default:
-			s.tended("the removal of "+string(lost.ID)+", whose directory is lost", g.raft.RemoveServer(lost.ID, 0, changeTimeout))
+				zap.String("node", m.nodeID), zap.String("older", string(lost[there].ID)), zap.String("newer", string(next.ID)))
+			continue
+		}
+		voter := slices.IndexFunc(lost, func(m server) bool { return m.Suffrage == raft.Voter })
+		if voter < 0 && next.Suffrage == raft.Voter {
+			s.tended("the removal of "+string(lost[0].ID)+", whose directory is lost", g.raft.RemoveServer(lost[0].ID, 0, changeTimeout))
+			continue
+		}
+		if behind, err := s.lag(ctx, g, next); err != nil || behind > caughtUp {
+			continue
+		}
+		if voter >= 0 {
+			s.tended("the vote of "+string(lost[voter].ID)+", whose directory is lost", g.raft.DemoteVoter(lost[voter].ID, 0, changeTimeout))
+		} else {
+			s.tended("the promotion of "+string(next.ID), g.raft.AddVoter(next.ID, next.Address, 0, changeTimeout))
 		}
 	}
 }
