@@ -6,6 +6,7 @@ import (
 	"sync"
 	"time"
 
+	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/proto"
 
 	"github.com/tidemark-db/tidemark/api"
@@ -103,6 +104,7 @@ func (w *writer) send(r *request, attempt, copies int) verdict {
 type answer struct {
 	linear.Op
 	leader string // from a 2011
+	unsent bool   // there was no connection to send it on
 }
 
 // call sends a request once and records it.
@@ -123,6 +125,11 @@ func (w *writer) call(r *linear.Request, m *pb.AppendRequest, t *Target, timeout
 			op.Failure = failureOf(f)
 		}
 	}
+	if err != nil && strings.Contains(status.Convert(err).Message(), "Error while dialing") {
+		// It was never sent. To take it for unknown would excuse a node that says a definite
+		// no to what lands.
+		return answer{unsent: true}
+	}
 	w.load.record(op)
 	n, _ := api.DetailOf[*pb.NotLeader](err)
 	return answer{Op: op, leader: n.GetLeaderAddress()}
@@ -130,6 +137,10 @@ func (w *writer) call(r *linear.Request, m *pb.AppendRequest, t *Target, timeout
 
 // judge takes one answer's verdict on the request.
 func (w *writer) judge(r *request, op answer) verdict {
+	if op.unsent {
+		w.follow("")
+		return again
+	}
 	f := op.Failure
 	switch code := pb.ErrorCode(op.Code); code {
 	case 0:
