@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"slices"
 	"strings"
 
 	"github.com/cockroachdb/pebble/v2"
@@ -127,21 +128,41 @@ func checkFooter(f vfs.File) error {
 }
 
 // checkBlobs finds blob files that tables refer to and that are not there; present is what
-// was in the directory before it was opened.
+// was in the directory before it was opened. Pebble compacts already, so that the tables and
+// the directory are never of one moment: what is missing once is looked for again, twice.
+func checkBlobs(db *pebble.DB, fs vfs.FS, dir string, present []string) error {
+	var err error
+	for range 3 {
+		var before, after []string
+		if before, err = fs.List(dir); err != nil {
+			return err
+		}
+		var levels [][]pebble.SSTableInfo
+		if levels, err = db.SSTables(); err != nil {
+			return err
+		}
+		if after, err = fs.List(dir); err != nil {
+			return err
+		}
+		if err = missingBlobs(levels, fs, dir, slices.Concat(present, before, after)); err == nil {
+			return nil
+		}
+	}
+	return err
+}
+
+// missingBlobs returns an error if more blob files that tables refer to are missing than can
+// have another name.
 //
 // Tables name a blob file by an id, which is its number until the file is rewritten to drop
 // garbage. So a number without a file is only missing for certain if there are fewer files
 // under other numbers to account for it.
-func checkBlobs(db *pebble.DB, fs vfs.FS, dir string, present []string) error {
+func missingBlobs(levels [][]pebble.SSTableInfo, fs vfs.FS, dir string, present []string) error {
 	spare := map[string]bool{}
 	for _, name := range present {
 		if strings.HasSuffix(name, blobExt) {
 			spare[name] = true
 		}
-	}
-	levels, err := db.SSTables()
-	if err != nil {
-		return err
 	}
 	referred := map[string]bool{}
 	for _, tables := range levels {
