@@ -355,7 +355,13 @@ func TestASilentNodeIsPassedOver(t *testing.T) {
 	if who, err := appendOnce(t, c); err != nil || who != a.address {
 		t.Errorf("%s answered, %v; want the other node", who, err)
 	}
-	// Its own caller's patience may be shorter than that.
+	// Its own caller's patience may be shorter than that, and over before it is tried.
+	over, cancel := context.WithCancel(t.Context())
+	cancel()
+	err = connect(t, l.Addr().String()).Do(over, sendAppend)
+	if want := "cannot reach a node at " + l.Addr().String() + ": no answer in time (context canceled)"; err == nil || err.Error() != want {
+		t.Errorf("found %v, want %s", err, want)
+	}
 	err = connect(t, l.Addr().String()).Do(within(t, 100*time.Millisecond), sendAppend)
 	if want := "cannot reach a node at " + l.Addr().String() + ": no answer in time (context deadline exceeded)"; err == nil || err.Error() != want {
 		t.Errorf("found %v, want %s", err, want)
