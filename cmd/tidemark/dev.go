@@ -16,6 +16,7 @@ import (
 	"github.com/spf13/cobra"
 
 	pb "github.com/tidemark-db/tidemark/api/tidemark/v1"
+	"github.com/tidemark-db/tidemark/config"
 )
 
 // devFlags are the flags of dev.
@@ -36,7 +37,8 @@ func newDevCommand() *cobra.Command {
 		Long: `Run a cluster of 1, 3 or 5 nodes on this machine: each a "tidemark serve" of its own, on
 127.0.0.1. Once it is ready its addresses are printed, and some commands to try. The nodes'
 log lines go to stderr, after the node's name. FLAGS are further flags of serve, for every
-node; the environment's settings are not used.
+node, but not its addresses, --node-id, --data-dir and --peers, which are chosen here; the
+environment's settings are not used.
 
 Ctrl-C or SIGTERM stops all nodes in order, and removes the data unless --dir says where to
 keep it; a second one ends everything at once. A node that ends is reported, and how to start
@@ -87,6 +89,9 @@ func (f *devFlags) run(cmd *cobra.Command, more []string) error {
 	if f.nodes != 1 && f.nodes != 3 && f.nodes != 5 {
 		return usageError("--nodes: expected 1, 3 or 5, found %d: an even number survives no more failures than one node less", f.nodes)
 	}
+	if err := checkNodeFlags(more); err != nil {
+		return err
+	}
 	self, err := os.Executable()
 	if err != nil {
 		return fmt.Errorf("find this program, to start the nodes: %w", err)
@@ -121,6 +126,20 @@ func (f *devFlags) run(cmd *cobra.Command, more []string) error {
 		n.log = &prefixed{mu: &mu, out: stderr, prefix: n.ID + " | "}
 	}
 	return c.run(cmd.Context())
+}
+
+// checkNodeFlags refuses what would give all nodes one value of a setting that dev chooses
+// for each of them. Whatever else is wrong the nodes say themselves.
+func checkNodeFlags(more []string) error {
+	serve := newServeCommand()
+	_ = serve.ParseFlags(more)
+	c, _ := config.Load(serve.Flags(), nil)
+	for _, key := range []string{"data-dir", "node-id", "listen", "raft-listen", "http-listen", "advertise", "raft-advertise", "peers"} {
+		if source := c.Source(key); source.Origin == config.OriginFlag || source.Origin == config.OriginFile {
+			return usageError("%s: expected not to be set, for \"tidemark dev\" chooses it for each node; leave it out (--dir says where the data goes, --port where the ports begin)", source)
+		}
+	}
+	return nil
 }
 
 // devFile holds the nodes' addresses in a directory that is kept: the nodes know each other

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"net"
 	"net/http"
 	"os"
@@ -228,6 +229,21 @@ func TestDevThatDoesNotStart(t *testing.T) {
 	const see = "See \"tidemark dev --help\".\n"
 	expect(t, exitUsage, "", "tidemark: --nodes: expected 1, 3 or 5, found 2: an even number survives no more failures than one node less\n"+see, "dev", "--nodes", "2")
 	expect(t, exitUsage, "", "tidemark: expected no arguments before --, found \"three\"\n"+see, "dev", "three")
+	chosen := func(what string) string {
+		return "tidemark: " + what + ": expected not to be set, for \"tidemark dev\" chooses it for each node; leave it out (--dir says where the data goes, --port where the ports begin)\n" + see
+	}
+	dir := filepath.Join(t.TempDir(), "kept")
+	for _, key := range []string{"data-dir", "node-id", "listen", "raft-listen", "http-listen", "advertise", "raft-advertise", "peers"} {
+		expect(t, exitUsage, "", chosen("--"+key), "dev", "--dir", dir, "--", "--gogc", "200", "--"+key, "n1=127.0.0.1:1")
+		file := filepath.Join(t.TempDir(), "tidemark.yaml")
+		if err := os.WriteFile(file, []byte(key+": n1\n"), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		expect(t, exitUsage, "", chosen(file+": "+key), "dev", "--dir", dir, "--", "--config="+file)
+	}
+	if _, err := os.Stat(dir); !errors.Is(err, fs.ErrNotExist) {
+		t.Errorf("the directory of a cluster that was refused: %v, want none", err)
+	}
 	taken, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
