@@ -104,7 +104,9 @@ ID  ROLE  VOTER  RAFT ADDRESS  CLIENT ADDRESS  APPLIED  LAG  HEALTHY  PROBLEMS
 }
 
 func TestClusterChangesFollowTheLeader(t *testing.T) {
-	leader := &fakeCluster{}
+	leader := &fakeCluster{status: &pb.GetStatusResponse{Nodes: []*pb.Node{
+		{Id: "n1", Voter: true}, {Id: "n4"}, {Id: "n5"}, {Id: "n6"}, {Id: "n6", Voter: true},
+	}}}
 	address := startFakeCluster(t, leader)
 	follower := startFakeCluster(t, &fakeCluster{answer: func(context.Context) error {
 		return api.Errorf(pb.ErrorCode_ERROR_CODE_NOT_LEADER, "n2 leads").With(&pb.NotLeader{LeaderId: "n2", LeaderAddress: address})
@@ -119,6 +121,14 @@ func TestClusterChangesFollowTheLeader(t *testing.T) {
 	run("n5 is a voter\n", "n5 is in the cluster as a non-voter; waiting until it has caught up\n", "add", "n5", "--raft-address", "10.0.0.5:7441", "--promote")
 	run(`{"id":"n5","voter":true,"removed":false}`+"\n", "", "add", "n5", "--raft-address", "10.0.0.5:7441", "--promote", "--output", "json")
 	run(`{"id":"n4","voter":false,"removed":false}`+"\n", "", "add", "n4", "--raft-address", "10.0.0.4:7441", "--output", "json")
+	run("n1 is in the cluster as a voter\n", "", "add", "n1", "--raft-address", "10.0.0.1:7441")
+	run("n1 is in the cluster as a voter\n", "", "add", "n1", "--raft-address", "10.0.0.1:7441", "--promote")
+	run(`{"id":"n1","voter":true,"removed":false}`+"\n", "", "add", "n1", "--raft-address", "10.0.0.1:7441", "--output", "json")
+	for _, id := range []string{"n6", "n7"} { // the status says both, and nothing
+		run(id+" is in the cluster. If it is no voter yet, to make it one, once it has caught up: tidemark cluster promote "+id+"\n", "", "add", id, "--raft-address", "10.0.0.6:7441")
+	}
+	run(`{"id":"n7","voter":null,"removed":false}`+"\n", "", "add", "n7", "--raft-address", "10.0.0.6:7441", "--output", "json")
+	run("n7 is a voter\n", "n7 is in the cluster; waiting until it has caught up\n", "add", "n7", "--raft-address", "10.0.0.6:7441", "--promote")
 	run("n4 is a voter\n", "", "promote", "n4")
 	run("n1 is no member of the cluster any more\n", "", "remove", "n1")
 	run(`{"id":"n1","voter":false,"removed":true}`+"\n", "", "remove", "n1", "--output", "json")
@@ -126,9 +136,14 @@ func TestClusterChangesFollowTheLeader(t *testing.T) {
 	run(`{"leader_id":"n2","leader_address":"10.0.0.2:7440"}`+"\n", "", "transfer", "n2", "--output", "json")
 	add4 := &pb.AddNodeRequest{Id: "n4", RaftAddress: "10.0.0.4:7441"}
 	add5 := &pb.AddNodeRequest{Id: "n5", RaftAddress: "10.0.0.5:7441"}
+	add1 := &pb.AddNodeRequest{Id: "n1", RaftAddress: "10.0.0.1:7441"}
+	add6 := &pb.AddNodeRequest{Id: "n6", RaftAddress: "10.0.0.6:7441"}
+	add7 := &pb.AddNodeRequest{Id: "n7", RaftAddress: "10.0.0.6:7441"}
+	look := &pb.GetStatusRequest{}
 	leader.store.asked(t,
-		&pb.AddNodeRequest{Id: "n4", RaftAddress: "10.0.0.4:7441", ClientAddress: "10.0.0.4:7440"},
-		add5, &pb.PromoteNodeRequest{Id: "n5"}, add5, &pb.PromoteNodeRequest{Id: "n5"}, add4,
+		&pb.AddNodeRequest{Id: "n4", RaftAddress: "10.0.0.4:7441", ClientAddress: "10.0.0.4:7440"}, look,
+		add5, look, &pb.PromoteNodeRequest{Id: "n5"}, add5, look, &pb.PromoteNodeRequest{Id: "n5"}, add4, look,
+		add1, look, add1, look, add1, look, add6, look, add7, look, add7, look, add7, look, &pb.PromoteNodeRequest{Id: "n7"},
 		&pb.PromoteNodeRequest{Id: "n4"}, &pb.RemoveNodeRequest{Id: "n1"}, &pb.RemoveNodeRequest{Id: "n1"},
 		&pb.TransferLeadershipRequest{}, &pb.TransferLeadershipRequest{ToId: "n2"})
 }

@@ -40,21 +40,30 @@ the cluster's nodes; it waits to be added. Adding a node again changes nothing.`
 			req.Id = args[0]
 			ctx, cancel := client.context(cmd.Context())
 			defer cancel()
+			m := member{ID: req.Id}
 			err := client.change(ctx, func(ctx context.Context, cluster pb.ClusterServiceClient) error {
 				_, err := cluster.AddNode(ctx, &req)
+				if err == nil {
+					m.Voter = isVoter(ctx, cluster, req.Id)
+				}
 				return err
 			})
 			if err != nil {
 				return err
 			}
-			if !promote {
-				return client.changed(cmd, member{ID: req.Id},
-					"%s is in the cluster as a non-voter and copies what there is. To make it a voter, once it has caught up: tidemark cluster promote %s", req.Id, req.Id)
+			if promote && (m.Voter == nil || !*m.Voter) {
+				if client.output == outputTable {
+					fmt.Fprintf(cmd.ErrOrStderr(), "%s; waiting until it has caught up\n", printable(m.place()))
+				}
+				return client.promote(ctx, cmd, req.Id)
 			}
-			if client.output == outputTable {
-				fmt.Fprintf(cmd.ErrOrStderr(), "%s is in the cluster as a non-voter; waiting until it has caught up\n", printable(req.Id))
+			switch {
+			case m.Voter == nil:
+				return client.changed(cmd, m, "%s. If it is no voter yet, to make it one, once it has caught up: tidemark cluster promote %s", m.place(), req.Id)
+			case *m.Voter:
+				return client.changed(cmd, m, "%s", m.place())
 			}
-			return client.promote(ctx, cmd, req.Id)
+			return client.changed(cmd, m, "%s and copies what there is. To make it a voter, once it has caught up: tidemark cluster promote %s", m.place(), req.Id)
 		},
 	}
 	flags := cmd.Flags()
@@ -96,7 +105,8 @@ func (f *clientFlags) promote(ctx context.Context, cmd *cobra.Command, id string
 	if err != nil {
 		return err
 	}
-	return f.changed(cmd, member{ID: id, Voter: true}, "%s is a voter", id)
+	voter := true
+	return f.changed(cmd, member{ID: id, Voter: &voter}, "%s is a voter", id)
 }
 
 func newClusterRemoveCommand() *cobra.Command {
@@ -123,7 +133,7 @@ could not go on without the node.`,
 			if err != nil {
 				return err
 			}
-			return client.changed(cmd, member{ID: args[0], Removed: true}, "%s is no member of the cluster any more", args[0])
+			return client.changed(cmd, member{ID: args[0], Voter: new(bool), Removed: true}, "%s is no member of the cluster any more", args[0])
 		},
 	}
 	cmd.Flags().SortFlags = false
@@ -178,9 +188,47 @@ func (f *clientFlags) change(ctx context.Context, call func(context.Context, pb.
 
 // member is what --output json says of a node that was changed.
 type member struct {
-	ID      string `json:"id"`
-	Voter   bool   `json:"voter"`
-	Removed bool   `json:"removed"`
+	ID string `json:"id"`
+	// Voter is nil if it is not known.
+	Voter   *bool `json:"voter"`
+	Removed bool  `json:"removed"`
+}
+
+// place says how a node that was added is in the cluster.
+func (m member) place() string {
+	switch {
+	case m.Voter == nil:
+		return m.ID + " is in the cluster"
+	case *m.Voter:
+		return m.ID + " is in the cluster as a voter"
+	}
+	return m.ID + " is in the cluster as a non-voter"
+}
+
+// memberTimeout bounds how long isVoter waits; a node takes a second at most to ask others.
+const memberTimeout = 5 * time.Second
+
+// isVoter says whether a node is a voter; nil = that is not known. A node that is added
+// again, or comes back with an empty directory, can be one, and the answer does not say so.
+func isVoter(ctx context.Context, cluster pb.ClusterServiceClient, id string) *bool {
+	ctx, cancel := context.WithTimeout(ctx, memberTimeout)
+	defer cancel()
+	st, err := cluster.GetStatus(ctx, &pb.GetStatusRequest{})
+	if err != nil {
+		return nil // the node was added all the same
+	}
+	var voter *bool
+	for _, n := range st.GetNodes() {
+		if n.GetId() != id {
+			continue
+		}
+		if voter != nil && *voter != n.GetVoter() {
+			return nil // its former self is still there
+		}
+		v := n.GetVoter()
+		voter = &v
+	}
+	return voter
 }
 
 // changed reports a change that is done.

@@ -29,7 +29,7 @@ func TestMembersOfARunningClusterChange(t *testing.T) {
 		"cluster", "add", "n4", "--raft-address", raft, "--client-address", n4.address, "--promote", "--server", d.Server)
 	n4.log.line(t, "ready")
 	d.status(t, "four healthy nodes", well(4))
-	expect(t, exitOK, "n4 is in the cluster as a non-voter and copies what there is. To make it a voter, once it has caught up: tidemark cluster promote n4\n", "",
+	expect(t, exitOK, "n4 is in the cluster as a voter\n", "",
 		"cluster", "add", "n4", "--raft-address", raft, "--server", d.Server)
 
 	expect(t, exitOK, "leader: n4 at "+n4.address+"\n", "", "cluster", "transfer", "n4", "--server", d.Server)
