@@ -3,6 +3,7 @@ package main
 import (
 	"context"
 	"fmt"
+	"math"
 	"os"
 	"path/filepath"
 	"strings"
@@ -276,6 +277,27 @@ Sequence 7 was recorded with this event id and other content. Yours was not writ
   holder           none
 Sequence 7 was skipped, and 9 was committed after it: it can no longer be used. This event was not written; if no earlier call can still be on its way, send it with a --seq above 12.
 `},
+		{"2002, skipped, and none is left", nil,
+			refusal(used, func(d *pb.AppendFailure) { d.Mark = 9; d.InFlightMark = proto.Uint64(math.MaxInt64) }), exitUsed,
+			`tidemark: 2002 ClientIdempotencyViolation: the server's text
+  aggregate        acme/orders/4821
+  current version  3
+  sequence sent    7
+  mark             9
+  mark in flight   9223372036854775807
+  holder           none
+Sequence 7 was skipped, and 9 was committed after it: it can no longer be used. This event was not written; there is no sequence above 9223372036854775807, so those of "billing" are used up on this aggregate: send it with another --client-id.
+`},
+		{"2002, another's, and none is left", []string{"--event-id", "pay-78"},
+			refusal(used, func(d *pb.AppendFailure) { d.Mark = math.MaxInt64; d.Holder = holder(nil) }), exitUsed,
+			`tidemark: 2002 ClientIdempotencyViolation: the server's text
+  aggregate        acme/orders/4821
+  current version  3
+  sequence sent    7
+  mark             9223372036854775807
+  holder           ` + held + `
+Sequence 7 belongs to another event (id "pay-77"). Yours was not written; there is no sequence above 9223372036854775807, so those of "billing" are used up on this aggregate: send it with another --client-id.
+`},
 		{"2003", []string{"--expect", "1"},
 			refusal(conflict, func(d *pb.AppendFailure) { d.ExpectedVersion = proto.Uint64(1); d.Mark = 6 }), exitConflict,
 			`tidemark: 2003 OptimisticConcurrencyViolation: the server's text
@@ -286,6 +308,17 @@ Sequence 7 was skipped, and 9 was committed after it: it can no longer be used. 
   mark              6
   holder            none
 Read what happened (tidemark read acme/orders/4821 --from 2), decide again, and send with --expect 3.
+`},
+		{"2003, above what there is", []string{"--expect", "18446744073709551615"},
+			refusal(conflict, func(d *pb.AppendFailure) { d.ExpectedVersion = proto.Uint64(math.MaxUint64); d.Mark = 6 }), exitConflict,
+			`tidemark: 2003 OptimisticConcurrencyViolation: the server's text
+  aggregate         acme/orders/4821
+  expected version  18446744073709551615
+  current version   3
+  sequence sent     7
+  mark              6
+  holder            none
+The aggregate is at version 3, below 18446744073709551615. Look at it (tidemark aggregate acme/orders/4821), decide again, and send with --expect 3.
 `},
 		{"2003 about a write that landed", []string{"--expect", "2", "--event-id", "pay-77"},
 			refusal(conflict, func(d *pb.AppendFailure) { d.ExpectedVersion = proto.Uint64(2); d.Holder = holder(nil) }), exitConflict,

@@ -105,6 +105,8 @@ func plainError(err error) error {
 	switch s := status.Convert(err); {
 	case errors.As(err, new(*leader.NotTakenError)):
 		text = strings.ReplaceAll(err.Error(), "\n", "; ")
+	case s.Code() == codes.DeadlineExceeded && saidByServer(s):
+		text = s.Message()
 	case s.Code() == codes.DeadlineExceeded || errors.Is(err, context.DeadlineExceeded):
 		text = "no answer came within --timeout"
 	case s.Code() == codes.Canceled || errors.Is(err, context.Canceled):
@@ -117,6 +119,13 @@ func plainError(err error) error {
 		text = fmt.Sprintf("the call failed with %s: %s", s.Code(), s.Message())
 	}
 	return &transportError{text, err}
+}
+
+// saidByServer tells what a server says of a wait that it ended from gRPC's own words for the
+// end of the time, on either side, which say nothing to people.
+func saidByServer(s *status.Status) bool {
+	return s.Message() != "" && !strings.Contains(s.Message(), context.DeadlineExceeded.Error()) &&
+		!strings.HasPrefix(s.Message(), "stream terminated by RST_STREAM")
 }
 
 // tableAdvice is what the code table says to do, as plain text.
@@ -147,26 +156,46 @@ func appendAdvice(refusal *api.Error, req *pb.AppendRequest) string {
 		case holder.GetEventId() == event.GetEventId():
 			return fmt.Sprintf("This event had landed already: an earlier call wrote it as version %d. There is nothing left to do.", holder.GetVersion())
 		default:
-			return fmt.Sprintf("Sequence %d belongs to another event (id %q). Yours was not written; send it with a --seq above %d, if another writer does not share the name %q by mistake.",
-				detail.GetAttemptedSeq(), holder.GetEventId(), detail.GetMark(), client)
+			text := fmt.Sprintf("Sequence %d belongs to another event (id %q). Yours was not written; ", detail.GetAttemptedSeq(), holder.GetEventId())
+			if detail.GetMark() >= highestSeq {
+				return text + usedUp(client)
+			}
+			return text + fmt.Sprintf("send it with a --seq above %d, if another writer does not share the name %q by mistake.", detail.GetMark(), client)
 		}
 	}
 	switch refusal.Code {
 	case pb.ErrorCode_ERROR_CODE_CLIENT_IDEMPOTENCY_VIOLATION:
-		return fmt.Sprintf("Sequence %d was skipped, and %d was committed after it: it can no longer be used. This event was not written; if no earlier call can still be on its way, send it with a --seq above %d.",
-			detail.GetAttemptedSeq(), detail.GetMark(), max(detail.GetMark(), detail.GetInFlightMark()))
+		text := fmt.Sprintf("Sequence %d was skipped, and %d was committed after it: it can no longer be used. This event was not written; ", detail.GetAttemptedSeq(), detail.GetMark())
+		above := max(detail.GetMark(), detail.GetInFlightMark())
+		if above >= highestSeq {
+			return text + usedUp(client)
+		}
+		return text + fmt.Sprintf("if no earlier call can still be on its way, send it with a --seq above %d.", above)
 	case pb.ErrorCode_ERROR_CODE_OPTIMISTIC_CONCURRENCY_VIOLATION:
 		if detail.InFlightVersion != nil || detail.InFlightMark != nil && detail.GetInFlightMark() >= detail.GetAttemptedSeq() {
 			return "Nothing is decided yet: other writes are in flight. Send the same again in a moment."
 		}
+		expected, current := detail.GetExpectedVersion(), detail.GetCurrentVersion()
+		if expected > current {
+			return fmt.Sprintf("The aggregate is at version %d, below %d. Look at it (tidemark aggregate %s), decide again, and send with --expect %d.",
+				current, expected, key, current)
+		}
 		return fmt.Sprintf("Read what happened (tidemark read %s --from %d), decide again, and send with --expect %d.",
-			key, detail.GetExpectedVersion()+1, detail.GetCurrentVersion())
+			key, expected+1, current)
 	case pb.ErrorCode_ERROR_CODE_INFLIGHT_DUPLICATE_WRITE:
 		return "Keep the --seq and send the same again until the answer is another one; with --event-id and --confirm the server waits and answers with the result."
 	case pb.ErrorCode_ERROR_CODE_AGGREGATE_NOT_EXISTS:
 		return "To create it, add --create."
 	}
 	return tableAdvice(refusal)
+}
+
+// highestSeq is the highest client_seq there is.
+const highestSeq = 1<<63 - 1
+
+// usedUp says what is left to a writer whose mark is, or is about to be, the highest sequence.
+func usedUp(client string) string {
+	return fmt.Sprintf("there is no sequence above %d, so those of %q are used up on this aggregate: send it with another --client-id.", uint64(highestSeq), client)
 }
 
 // writeErrorText prints a failure for people: what happened, the fields of the refusal,

@@ -2,6 +2,7 @@ package main
 
 import (
 	"bytes"
+	"context"
 	"fmt"
 	"strings"
 	"testing"
@@ -131,6 +132,9 @@ func TestReadErrors(t *testing.T) {
 			"tidemark: 11001 Internal: block 7 of 000012.sst\nReport it with the server's log. A write's outcome is unknown: keep the client_seq.\n"},
 		{"a lost connection", refuse(status.Error(codes.Unavailable, "reset")), exitFailure,
 			"tidemark: the connection was lost before the answer came: reset\n"},
+		{"a wait that the server ended", refuse(status.Error(codes.DeadlineExceeded, "waited 30s for min_position 9; this node has applied 3")), exitFailure,
+			"tidemark: waited 30s for min_position 9; this node has applied 3\n"},
+		{"gRPC's words for that", refuse(context.DeadlineExceeded), exitFailure, "tidemark: no answer came within --timeout\n"},
 		{"an answer that ends early", answerRead(nil, []*pb.Batch{batch(1, event(1, "A", "x"))}), exitFailure,
 			"tidemark: the answer ended early: expected a last message with the aggregate's version, found none; read again\n"},
 	} {
