@@ -154,13 +154,15 @@ func TestTheLastMessageCountsUntilItHasLeft(t *testing.T) {
 	r := startSlow(t, nil)
 	ctx, cancel := context.WithCancel(testContext(t))
 	defer cancel()
-	conn := dial(t, r.conn.Target())
-	for name, open := range map[string]func() (grpc.ClientStream, error){
-		"Read": func() (grpc.ClientStream, error) {
+	// gRPC widens the windows of a connection by what it sees move, until the whole answer
+	// fits and leaves at once. A size that is given stays.
+	windows := []grpc.DialOption{grpc.WithInitialWindowSize(1 << 16), grpc.WithInitialConnWindowSize(1 << 16)}
+	for name, open := range map[string]func(conn *grpc.ClientConn) (grpc.ClientStream, error){
+		"Read": func(conn *grpc.ClientConn) (grpc.ClientStream, error) {
 			return pb.NewEventStoreServiceClient(conn).Read(ctx, &pb.ReadRequest{Aggregate: pbKey("large"), Limit: 1})
 		},
 		// As a stream, so that the client is free not to receive.
-		"FindEvent": func() (grpc.ClientStream, error) {
+		"FindEvent": func(conn *grpc.ClientConn) (grpc.ClientStream, error) {
 			s, err := conn.NewStream(ctx, &grpc.StreamDesc{ServerStreams: true}, pb.EventStoreService_FindEvent_FullMethodName)
 			if err == nil {
 				err = s.SendMsg(&pb.FindEventRequest{Aggregate: pbKey("large"), ClientId: "a", ClientSeq: 1})
@@ -172,7 +174,7 @@ func TestTheLastMessageCountsUntilItHasLeft(t *testing.T) {
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
-			s, err := open()
+			s, err := open(dial(t, r.conn.Target(), windows...))
 			if err != nil {
 				t.Fatal(err)
 			}
