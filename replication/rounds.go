@@ -32,9 +32,10 @@ type termRounds struct {
 }
 
 type termRound struct {
-	term uint64
-	done chan struct{}
-	err  error
+	term    uint64
+	callers int // who waits for it
+	done    chan struct{}
+	err     error
 }
 
 func newTermRounds(ask func(ctx context.Context, term uint64) error) *termRounds {
@@ -54,6 +55,7 @@ func (r *termRounds) confirm(ctx context.Context, term uint64) error {
 		r.next = &termRound{term: term, done: make(chan struct{})}
 	}
 	round := r.next
+	round.callers++
 	if !r.running {
 		r.running = true
 		go r.run()

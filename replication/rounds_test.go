@@ -37,7 +37,7 @@ func TestRoundUnderWayDoesNotServeALaterCall(t *testing.T) {
 	await(t, "both to wait", func() bool {
 		r.mu.Lock()
 		defer r.mu.Unlock()
-		return r.next != nil
+		return r.next != nil && r.next.callers == 2
 	})
 	first <- nil
 	if got := <-results; got != "first" {
