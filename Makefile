@@ -39,10 +39,12 @@ run: build ## Build and start one node on the defaults: gRPC on 127.0.0.1:7440, 
 build: ## Build bin/tidemark
 	$(GO) build -buildvcs=$(VCS) -o bin/tidemark ./cmd/tidemark
 
+# -count=1: suites that build and run the binary would else be answered from the test cache,
+# which does not know what the binary is made of.
 .PHONY: test
 test: ## Build everything and run all tests
 	$(GO) build ./...
-	$(GO) test $(PACKAGES)
+	$(GO) test -count=1 $(PACKAGES)
 
 .PHONY: race
 race: ## Run the tests of the concurrent packages under the race detector (needs a C compiler)
