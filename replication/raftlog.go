@@ -28,9 +28,14 @@ const (
 // newRaftLogger returns a logger for raft; raft's info is our debug, since what an operator
 // needs of it is logged here in the contract's words.
 func newRaftLogger(z *zap.Logger) hclog.Logger {
-	return &raftLogger{Logger: hclog.NewNullLogger(), z: z.WithOptions(zap.AddCallerSkip(1), zap.WrapCore(func(c zapcore.Core) zapcore.Core {
+	return &raftLogger{Logger: hclog.NewNullLogger(), z: thinned(z).WithOptions(zap.AddCallerSkip(1))}
+}
+
+// thinned returns a logger for what would be said again and again.
+func thinned(z *zap.Logger) *zap.Logger {
+	return z.WithOptions(zap.WrapCore(func(c zapcore.Core) zapcore.Core {
 		return zapcore.NewSamplerWithOptions(c, raftLogSpan, raftLogFirst, raftLogEvery)
-	}))}
+	}))
 }
 
 func (l *raftLogger) write(level zapcore.Level, msg string, args []any) {

@@ -5,6 +5,7 @@ import (
 	"time"
 
 	"github.com/hashicorp/raft"
+	"go.uber.org/zap"
 )
 
 // serversOf are the servers of one node in the leader's configuration, oldest first.
@@ -75,7 +76,7 @@ func TestNonVoterThatIsWipedStaysOne(t *testing.T) {
 		})
 	}
 	c.converged()
-	c.leader().tendAsLeader(ctx, c.leader().raftGroup())
+	c.leader().tendAsLeader(ctx, c.leader().raftGroup(), zap.NewNop())
 	if got := c.suffrages(); len(got) != 4 || got["n4"] != raft.Nonvoter {
 		t.Fatalf("the members are %v, expected n4 as a non-voter", got)
 	}

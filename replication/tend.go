@@ -29,6 +29,7 @@ func (s *Shard) tendMembers() {
 	defer cancel()
 	ticker := time.NewTicker(tendEvery)
 	defer ticker.Stop()
+	log := thinned(s.log)
 	var alone time.Time // since when no leader is known
 	for {
 		select {
@@ -44,7 +45,7 @@ func (s *Shard) tendMembers() {
 		s.noteCommit(ctx, g)
 		if g.raft.State() == raft.Leader {
 			alone = time.Time{}
-			s.tendAsLeader(ctx, g)
+			s.tendAsLeader(ctx, g, log)
 			continue
 		}
 		if g.leader() != "" {
@@ -55,7 +56,7 @@ func (s *Shard) tendMembers() {
 		if s.listed(g) && (alone.IsZero() || time.Since(alone) < 4*s.opts.ElectionTimeout) {
 			continue
 		}
-		if err := s.stillMember(ctx, g); err != nil {
+		if err := s.stillMember(ctx, g, log); err != nil {
 			s.fatal(err)
 			return
 		}
@@ -80,7 +81,7 @@ var ErrRemoved = errors.New("this node was removed from its cluster")
 // stillMember asks whoever may lead whether this node is a member, and has its address
 // brought up to date. Only a leader that has proved that it speaks for the cluster can say
 // that it is not; nobody's silence can.
-func (s *Shard) stillMember(ctx context.Context, g *raftGroup) error {
+func (s *Shard) stillMember(ctx context.Context, g *raftGroup, log *zap.Logger) error {
 	id := s.identity()
 	asked := map[string]bool{s.opts.RaftAddress: true}
 	ask := func(address string) error {
@@ -101,7 +102,7 @@ func (s *Shard) stillMember(ctx context.Context, g *raftGroup) error {
 			return fmt.Errorf("%w: %s", ErrRemoved, status.Convert(err).Message())
 		}
 		if err != nil {
-			s.log.Warn("the leader does not take this node for a member at its address", zap.Error(err))
+			log.Warn("the leader does not take this node for a member at its address", zap.Error(err))
 		}
 		return nil
 	}
@@ -125,7 +126,7 @@ func (s *Shard) stillMember(ctx context.Context, g *raftGroup) error {
 // too, before the end, the others are still a majority. That a lost server waits beside a
 // successor that is no voter is what says that it is to become one (see admitMember). Each
 // step is in the log, so that the next leader goes on from it.
-func (s *Shard) tendAsLeader(ctx context.Context, g *raftGroup) {
+func (s *Shard) tendAsLeader(ctx context.Context, g *raftGroup, log *zap.Logger) {
 	id := s.identity()
 	members := g.members()
 	for _, m := range members {
@@ -141,7 +142,7 @@ func (s *Shard) tendAsLeader(ctx context.Context, g *raftGroup) {
 		if there := slices.IndexFunc(lost, func(m server) bool { return s.answers(ctx, m) }); there >= 0 {
 			// It is there after all, and the newest was let in while it could not be reached.
 			// Which of them is to go is for the operator to say.
-			s.log.Error("two data directories have the name of one node, and both are in use: stop the node whose directory is not wanted",
+			log.Error("two data directories have the name of one node, and both are in use: stop the node whose directory is not wanted",
 				zap.String("node", m.nodeID), zap.String("older", string(lost[there].ID)), zap.String("newer", string(next.ID)))
 			continue
 		}
