@@ -571,6 +571,69 @@ func (x *VersionUnavailable) GetCurrentVersion() uint64 {
 	return 0
 }
 
+// SubscriptionMoved comes with 8006: the subscription can go on elsewhere, or later.
+type SubscriptionMoved struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Everything below has been sent.
+	NextPosition uint64 `protobuf:"varint,1,opt,name=next_position,json=nextPosition,proto3" json:"next_position,omitempty"`
+	Shard        uint32 `protobuf:"varint,2,opt,name=shard,proto3" json:"shard,omitempty"`
+	// The leader's client address, host:port; empty if it is not known.
+	LeaderAddress string `protobuf:"bytes,3,opt,name=leader_address,json=leaderAddress,proto3" json:"leader_address,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *SubscriptionMoved) Reset() {
+	*x = SubscriptionMoved{}
+	mi := &file_tidemark_v1_errors_proto_msgTypes[4]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *SubscriptionMoved) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*SubscriptionMoved) ProtoMessage() {}
+
+func (x *SubscriptionMoved) ProtoReflect() protoreflect.Message {
+	mi := &file_tidemark_v1_errors_proto_msgTypes[4]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use SubscriptionMoved.ProtoReflect.Descriptor instead.
+func (*SubscriptionMoved) Descriptor() ([]byte, []int) {
+	return file_tidemark_v1_errors_proto_rawDescGZIP(), []int{4}
+}
+
+func (x *SubscriptionMoved) GetNextPosition() uint64 {
+	if x != nil {
+		return x.NextPosition
+	}
+	return 0
+}
+
+func (x *SubscriptionMoved) GetShard() uint32 {
+	if x != nil {
+		return x.Shard
+	}
+	return 0
+}
+
+func (x *SubscriptionMoved) GetLeaderAddress() string {
+	if x != nil {
+		return x.LeaderAddress
+	}
+	return ""
+}
+
 var File_tidemark_v1_errors_proto protoreflect.FileDescriptor
 
 const file_tidemark_v1_errors_proto_rawDesc = "" +
@@ -614,7 +677,11 @@ const file_tidemark_v1_errors_proto_rawDesc = "" +
 	"\x12VersionUnavailable\x12\x1c\n" +
 	"\trequested\x18\x01 \x01(\x04R\trequested\x12#\n" +
 	"\rfirst_version\x18\x02 \x01(\x04R\ffirstVersion\x12'\n" +
-	"\x0fcurrent_version\x18\x03 \x01(\x04R\x0ecurrentVersion*\xe9\f\n" +
+	"\x0fcurrent_version\x18\x03 \x01(\x04R\x0ecurrentVersion\"u\n" +
+	"\x11SubscriptionMoved\x12#\n" +
+	"\rnext_position\x18\x01 \x01(\x04R\fnextPosition\x12\x14\n" +
+	"\x05shard\x18\x02 \x01(\rR\x05shard\x12%\n" +
+	"\x0eleader_address\x18\x03 \x01(\tR\rleaderAddress*\xe9\f\n" +
 	"\tErrorCode\x12\x1a\n" +
 	"\x16ERROR_CODE_UNSPECIFIED\x10\x00\x12#\n" +
 	"\x1eERROR_CODE_UNAVAILABLE_VERSION\x10\xe8\a\x12#\n" +
@@ -671,21 +738,22 @@ func file_tidemark_v1_errors_proto_rawDescGZIP() []byte {
 }
 
 var file_tidemark_v1_errors_proto_enumTypes = make([]protoimpl.EnumInfo, 1)
-var file_tidemark_v1_errors_proto_msgTypes = make([]protoimpl.MessageInfo, 4)
+var file_tidemark_v1_errors_proto_msgTypes = make([]protoimpl.MessageInfo, 5)
 var file_tidemark_v1_errors_proto_goTypes = []any{
 	(ErrorCode)(0),                // 0: tidemark.v1.ErrorCode
 	(*AppendFailure)(nil),         // 1: tidemark.v1.AppendFailure
 	(*Holder)(nil),                // 2: tidemark.v1.Holder
 	(*NotLeader)(nil),             // 3: tidemark.v1.NotLeader
 	(*VersionUnavailable)(nil),    // 4: tidemark.v1.VersionUnavailable
-	(*AggregateKey)(nil),          // 5: tidemark.v1.AggregateKey
-	(*timestamppb.Timestamp)(nil), // 6: google.protobuf.Timestamp
+	(*SubscriptionMoved)(nil),     // 5: tidemark.v1.SubscriptionMoved
+	(*AggregateKey)(nil),          // 6: tidemark.v1.AggregateKey
+	(*timestamppb.Timestamp)(nil), // 7: google.protobuf.Timestamp
 }
 var file_tidemark_v1_errors_proto_depIdxs = []int32{
 	0, // 0: tidemark.v1.AppendFailure.code:type_name -> tidemark.v1.ErrorCode
-	5, // 1: tidemark.v1.AppendFailure.aggregate:type_name -> tidemark.v1.AggregateKey
+	6, // 1: tidemark.v1.AppendFailure.aggregate:type_name -> tidemark.v1.AggregateKey
 	2, // 2: tidemark.v1.AppendFailure.holder:type_name -> tidemark.v1.Holder
-	6, // 3: tidemark.v1.Holder.committed_at:type_name -> google.protobuf.Timestamp
+	7, // 3: tidemark.v1.Holder.committed_at:type_name -> google.protobuf.Timestamp
 	4, // [4:4] is the sub-list for method output_type
 	4, // [4:4] is the sub-list for method input_type
 	4, // [4:4] is the sub-list for extension type_name
@@ -706,7 +774,7 @@ func file_tidemark_v1_errors_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_tidemark_v1_errors_proto_rawDesc), len(file_tidemark_v1_errors_proto_rawDesc)),
 			NumEnums:      1,
-			NumMessages:   4,
+			NumMessages:   5,
 			NumExtensions: 0,
 			NumServices:   0,
 		},

@@ -23,6 +23,8 @@ const _ = grpc.SupportPackageIsVersion9
 const (
 	EventStoreService_Append_FullMethodName         = "/tidemark.v1.EventStoreService/Append"
 	EventStoreService_Read_FullMethodName           = "/tidemark.v1.EventStoreService/Read"
+	EventStoreService_ReadAll_FullMethodName        = "/tidemark.v1.EventStoreService/ReadAll"
+	EventStoreService_Subscribe_FullMethodName      = "/tidemark.v1.EventStoreService/Subscribe"
 	EventStoreService_GetAggregate_FullMethodName   = "/tidemark.v1.EventStoreService/GetAggregate"
 	EventStoreService_GetMark_FullMethodName        = "/tidemark.v1.EventStoreService/GetMark"
 	EventStoreService_ListMarks_FullMethodName      = "/tidemark.v1.EventStoreService/ListMarks"
@@ -44,6 +46,13 @@ type EventStoreServiceClient interface {
 	Append(ctx context.Context, in *AppendRequest, opts ...grpc.CallOption) (*AppendResponse, error)
 	// Read streams the batches of one aggregate in version order.
 	Read(ctx context.Context, in *ReadRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[ReadResponse], error)
+	// ReadAll streams the batches of all aggregates in commit order, or backwards. Positions
+	// whose batch was trimmed or deleted are passed over.
+	ReadAll(ctx context.Context, in *ReadAllRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[ReadAllResponse], error)
+	// Subscribe streams what was committed from a position on, and then what is committed,
+	// without gap, repeat or reordering, until either side ends it. 8006 says where another
+	// node goes on.
+	Subscribe(ctx context.Context, in *SubscribeRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[SubscribeResponse], error)
 	// GetAggregate describes an aggregate. Never existed: 7001. Deleted: answers with `deleted`.
 	GetAggregate(ctx context.Context, in *GetAggregateRequest, opts ...grpc.CallOption) (*GetAggregateResponse, error)
 	// GetMark returns a writer's mark on an aggregate: what a restarting writer asks instead
@@ -100,6 +109,44 @@ func (c *eventStoreServiceClient) Read(ctx context.Context, in *ReadRequest, opt
 
 // This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
 type EventStoreService_ReadClient = grpc.ServerStreamingClient[ReadResponse]
+
+func (c *eventStoreServiceClient) ReadAll(ctx context.Context, in *ReadAllRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[ReadAllResponse], error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	stream, err := c.cc.NewStream(ctx, &EventStoreService_ServiceDesc.Streams[1], EventStoreService_ReadAll_FullMethodName, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	x := &grpc.GenericClientStream[ReadAllRequest, ReadAllResponse]{ClientStream: stream}
+	if err := x.ClientStream.SendMsg(in); err != nil {
+		return nil, err
+	}
+	if err := x.ClientStream.CloseSend(); err != nil {
+		return nil, err
+	}
+	return x, nil
+}
+
+// This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
+type EventStoreService_ReadAllClient = grpc.ServerStreamingClient[ReadAllResponse]
+
+func (c *eventStoreServiceClient) Subscribe(ctx context.Context, in *SubscribeRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[SubscribeResponse], error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	stream, err := c.cc.NewStream(ctx, &EventStoreService_ServiceDesc.Streams[2], EventStoreService_Subscribe_FullMethodName, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	x := &grpc.GenericClientStream[SubscribeRequest, SubscribeResponse]{ClientStream: stream}
+	if err := x.ClientStream.SendMsg(in); err != nil {
+		return nil, err
+	}
+	if err := x.ClientStream.CloseSend(); err != nil {
+		return nil, err
+	}
+	return x, nil
+}
+
+// This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
+type EventStoreService_SubscribeClient = grpc.ServerStreamingClient[SubscribeResponse]
 
 func (c *eventStoreServiceClient) GetAggregate(ctx context.Context, in *GetAggregateRequest, opts ...grpc.CallOption) (*GetAggregateResponse, error) {
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
@@ -183,6 +230,13 @@ type EventStoreServiceServer interface {
 	Append(context.Context, *AppendRequest) (*AppendResponse, error)
 	// Read streams the batches of one aggregate in version order.
 	Read(*ReadRequest, grpc.ServerStreamingServer[ReadResponse]) error
+	// ReadAll streams the batches of all aggregates in commit order, or backwards. Positions
+	// whose batch was trimmed or deleted are passed over.
+	ReadAll(*ReadAllRequest, grpc.ServerStreamingServer[ReadAllResponse]) error
+	// Subscribe streams what was committed from a position on, and then what is committed,
+	// without gap, repeat or reordering, until either side ends it. 8006 says where another
+	// node goes on.
+	Subscribe(*SubscribeRequest, grpc.ServerStreamingServer[SubscribeResponse]) error
 	// GetAggregate describes an aggregate. Never existed: 7001. Deleted: answers with `deleted`.
 	GetAggregate(context.Context, *GetAggregateRequest) (*GetAggregateResponse, error)
 	// GetMark returns a writer's mark on an aggregate: what a restarting writer asks instead
@@ -216,6 +270,12 @@ func (UnimplementedEventStoreServiceServer) Append(context.Context, *AppendReque
 }
 func (UnimplementedEventStoreServiceServer) Read(*ReadRequest, grpc.ServerStreamingServer[ReadResponse]) error {
 	return status.Error(codes.Unimplemented, "method Read not implemented")
+}
+func (UnimplementedEventStoreServiceServer) ReadAll(*ReadAllRequest, grpc.ServerStreamingServer[ReadAllResponse]) error {
+	return status.Error(codes.Unimplemented, "method ReadAll not implemented")
+}
+func (UnimplementedEventStoreServiceServer) Subscribe(*SubscribeRequest, grpc.ServerStreamingServer[SubscribeResponse]) error {
+	return status.Error(codes.Unimplemented, "method Subscribe not implemented")
 }
 func (UnimplementedEventStoreServiceServer) GetAggregate(context.Context, *GetAggregateRequest) (*GetAggregateResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method GetAggregate not implemented")
@@ -287,6 +347,28 @@ func _EventStoreService_Read_Handler(srv interface{}, stream grpc.ServerStream) 
 
 // This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
 type EventStoreService_ReadServer = grpc.ServerStreamingServer[ReadResponse]
+
+func _EventStoreService_ReadAll_Handler(srv interface{}, stream grpc.ServerStream) error {
+	m := new(ReadAllRequest)
+	if err := stream.RecvMsg(m); err != nil {
+		return err
+	}
+	return srv.(EventStoreServiceServer).ReadAll(m, &grpc.GenericServerStream[ReadAllRequest, ReadAllResponse]{ServerStream: stream})
+}
+
+// This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
+type EventStoreService_ReadAllServer = grpc.ServerStreamingServer[ReadAllResponse]
+
+func _EventStoreService_Subscribe_Handler(srv interface{}, stream grpc.ServerStream) error {
+	m := new(SubscribeRequest)
+	if err := stream.RecvMsg(m); err != nil {
+		return err
+	}
+	return srv.(EventStoreServiceServer).Subscribe(m, &grpc.GenericServerStream[SubscribeRequest, SubscribeResponse]{ServerStream: stream})
+}
+
+// This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
+type EventStoreService_SubscribeServer = grpc.ServerStreamingServer[SubscribeResponse]
 
 func _EventStoreService_GetAggregate_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
 	in := new(GetAggregateRequest)
@@ -458,6 +540,16 @@ var EventStoreService_ServiceDesc = grpc.ServiceDesc{
 		{
 			StreamName:    "Read",
 			Handler:       _EventStoreService_Read_Handler,
+			ServerStreams: true,
+		},
+		{
+			StreamName:    "ReadAll",
+			Handler:       _EventStoreService_ReadAll_Handler,
+			ServerStreams: true,
+		},
+		{
+			StreamName:    "Subscribe",
+			Handler:       _EventStoreService_Subscribe_Handler,
 			ServerStreams: true,
 		},
 	},
