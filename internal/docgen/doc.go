@@ -1,6 +1,6 @@
-// Command docgen writes the documentation that is derived from code: docs/errors.md and
-// docs/configuration.md, whole, and the code table inside docs/contract.md, between two
-// marker comments. Run it from anywhere in the repository, or through `make generate`:
+// Command docgen writes the documentation that is derived from code: docs/errors.md,
+// docs/configuration.md and docs/metrics.md, whole, and the code table inside docs/contract.md,
+// between two marker comments. Run it from anywhere in the repository, or through `make generate`:
 //
 //	go run ./internal/docgen
 //

@@ -10,10 +10,12 @@ import (
 
 	"github.com/tidemark-db/tidemark/api"
 	"github.com/tidemark-db/tidemark/config"
+	"github.com/tidemark-db/tidemark/internal/metric"
 )
 
-// TestDocumentsAreCurrent fails while docs/errors.md, docs/configuration.md or the code table
-// in docs/contract.md says anything else than the tables in api/codes.go and config.
+// TestDocumentsAreCurrent fails while docs/errors.md, docs/configuration.md, docs/metrics.md or
+// the code table in docs/contract.md says anything else than the tables in api/codes.go, config
+// and internal/metric.
 func TestDocumentsAreCurrent(t *testing.T) {
 	root, err := findRoot()
 	if err != nil {
@@ -107,6 +109,32 @@ Second meaning.
 	}
 }
 
+func TestMetricsPage(t *testing.T) {
+	want := metricsIntro + `
+## First group
+
+Its intro.
+
+| name | type | labels | meaning |
+|---|---|---|---|
+| ` + "`tidemark_one_total` | counter | `a` = `x`, `y`: why; `node` = each node" + ` | One. |
+| ` + "`tidemark_two_seconds` | histogram" + ` |  | Two. |
+
+## Buckets
+
+| name | upper bounds |
+|---|---|
+| ` + "`tidemark_two_seconds`" + ` | 0.001, 2 |
+`
+	if got := metricsPage([]metric.Group{{Title: "First group", Intro: "Its intro.", Defs: []metric.Def{
+		{Name: "one_total", Kind: metric.Counter, Help: "One.", Labels: []metric.Label{
+			{Name: "a", Values: []string{"x", "y"}, Meaning: "why"}, {Name: "node", Meaning: "each node"}}},
+		{Name: "two_seconds", Kind: metric.Histogram, Help: "Two.", Buckets: []float64{0.001, 2}},
+	}}}); got != want {
+		t.Errorf("got\n%s\nwant\n%s", got, want)
+	}
+}
+
 // The status names are those of the gRPC specification, which codes.Code.String abbreviates.
 func TestStatusName(t *testing.T) {
 	for c, want := range map[codes.Code]string{
@@ -142,6 +170,7 @@ func TestGenerateWritesWhatIsOutOfDateAndNothingElse(t *testing.T) {
 		filepath.Join(docs, "configuration.md"): config.Markdown(),
 		contract:                                "text\n" + tableBegin + contractTable(api.Codes()) + tableEnd,
 		filepath.Join(docs, "errors.md"):        errorsPage(api.Codes()),
+		filepath.Join(docs, "metrics.md"):       metricsPage(metric.Groups()),
 	} {
 		if got, err := os.ReadFile(path); err != nil || string(got) != want {
 			t.Errorf("%s: %v\n%s\nwant\n%s", path, err, got, want)

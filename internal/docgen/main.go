@@ -7,6 +7,7 @@ import (
 
 	"github.com/tidemark-db/tidemark/api"
 	"github.com/tidemark-db/tidemark/config"
+	"github.com/tidemark-db/tidemark/internal/metric"
 )
 
 func main() {
@@ -34,6 +35,7 @@ func documents() []document {
 	return []document{
 		{path: "docs/configuration.md", whole: true, render: func(string) (string, error) { return config.Markdown(), nil }},
 		{path: "docs/errors.md", whole: true, render: func(string) (string, error) { return errorsPage(api.Codes()), nil }},
+		{path: "docs/metrics.md", whole: true, render: func(string) (string, error) { return metricsPage(metric.Groups()), nil }},
 		{path: "docs/contract.md", render: func(old string) (string, error) { return replaceCodeTable(old, api.Codes()) }},
 	}
 }
