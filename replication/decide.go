@@ -21,6 +21,9 @@ type writeState struct {
 	// inFlightMark is the highest sequence this writer has in flight there; 0 = none, since
 	// a client_seq is at least 1.
 	inFlightMark uint64
+	// afterMissing: the sequence that the write was sent after, on a stream, is not recorded.
+	// Only Apply can tell: admission took that sequence in, and its entry comes first.
+	afterMissing bool
 }
 
 // live says whether the aggregate exists as committed.
@@ -112,6 +115,8 @@ type verdict struct {
 	index int // of the refused write
 	// open: a 2003 that is not definite, the one that carries in_flight_version.
 	open bool
+	// after: a 2030 because of the sequence sent before it on its stream.
+	after bool
 }
 
 // decide applies contract 2.1 and 2.2 to the writes of one request: existence for all,
@@ -138,6 +143,9 @@ func decide(writes []record.Write, states []writeState) verdict {
 		if w.Flags&record.FlagHasPrevious != 0 && w.Flags&record.FlagEnforce != 0 &&
 			w.Previous != max(s.mark, s.inFlightMark) {
 			return verdict{code: pb.ErrorCode_ERROR_CODE_CLIENT_SEQUENCE_GAP, index: i}
+		}
+		if s.afterMissing {
+			return verdict{code: pb.ErrorCode_ERROR_CODE_CLIENT_SEQUENCE_GAP, index: i, after: true}
 		}
 	}
 	return verdict{}

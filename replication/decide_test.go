@@ -88,6 +88,8 @@ func TestChecks(t *testing.T) {
 		{"previous_client_seq: the mark in flight", writeState{head: live3, mark: 7, inFlight: 1, inFlightMark: 8}, "seq=9 prev=8 enforce", verdict{}},
 		{"previous_client_seq: the committed mark, with one in flight", writeState{head: live3, mark: 7, inFlight: 1, inFlightMark: 8}, "seq=9 prev=7 enforce", verdict{code: 2030}},
 		{"previous_client_seq: a duplicate is told first", writeState{head: live3, mark: 7}, "seq=7 prev=6 enforce", verdict{code: 2002}},
+		{"sent behind one that is not recorded", writeState{head: live3, mark: 7, afterMissing: true}, "seq=9 enforce", verdict{code: 2030, after: true}},
+		{"sent behind one that is not recorded: a duplicate is told first", writeState{head: live3, mark: 7, afterMissing: true}, "seq=7 enforce", verdict{code: 2002}},
 
 		{"in flight: the same again", writeState{head: live3, mark: 7, inFlight: 1, inFlightMark: 8}, "seq=8 expect=3 enforce", verdict{code: 2013}},
 		{"in flight: the same again, no guard", writeState{head: live3, mark: 7, inFlight: 1, inFlightMark: 8}, "seq=8 enforce", verdict{code: 2013}},

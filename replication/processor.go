@@ -52,14 +52,6 @@ type markChange struct {
 	mark   uint64
 }
 
-// acceptedWrite is a write that the step accepted, kept to find its rows before they are
-// committed.
-type acceptedWrite struct {
-	header history.Row // all but the event's own fields
-	events []byte
-	hashes []byte
-}
-
 // entryResult is what an entry did: one decision per request, in order.
 type entryResult struct {
 	index, term, ticket uint64
@@ -132,110 +124,13 @@ func (p *processor) entry(index, term uint64, data []byte, wanted func(term, tic
 	return res, nil
 }
 
-// request decides over one request and, if it passes, writes it.
+// request decides over one request and does what it asks for.
 func (p *processor) request(req *record.Request, want bool) (outcome, error) {
-	p.states = p.states[:0]
-	for i := range req.Writes {
-		w, err := p.head(req.Writes[i].Key)
-		if err != nil {
-			return outcome{}, err
-		}
-		m, err := p.mark(w, req.ClientID)
-		if err != nil {
-			return outcome{}, err
-		}
-		p.states = append(p.states, writeState{head: w.head, mark: m})
+	switch req.Kind {
+	case record.KindAppend:
+		return p.append(req, want)
 	}
-	v := decide(req.Writes, p.states)
-	if v.code != 0 {
-		s := &p.states[v.index]
-		p.digestRefusal(v.code, v.index, s.version(), s.mark)
-		if !want {
-			return outcome{}, nil
-		}
-		ref, err := p.refusal(req, v)
-		return outcome{kind: refused, refusal: ref}, err
-	}
-	out := outcome{kind: committed}
-	if want {
-		out.results = make([]writeResult, 0, len(req.Writes))
-	}
-	at := max(req.CommittedAt, p.applied.CommittedAt)
-	p.applied.CommittedAt = at
-	first := p.applied.Position + 1
-	for i := range req.Writes {
-		r, err := p.write(req, i, first, at)
-		if err != nil {
-			return outcome{}, err
-		}
-		if want {
-			out.results = append(out.results, r)
-		}
-	}
-	return out, nil
-}
-
-// write records write i of an accepted request.
-func (p *processor) write(req *record.Request, i int, first uint64, at int64) (writeResult, error) {
-	w := &req.Writes[i]
-	wk, err := p.head(w.Key)
-	if err != nil {
-		return writeResult{}, err
-	}
-	h := &wk.head
-	p.applied.Position++
-	if !h.Exists || h.Deleted {
-		beginLife(h, p.applied.Position, at)
-	}
-	bh := record.BatchHeader{
-		Key: w.Key, Incarnation: h.Incarnation, Version: h.Version + 1, Shard: p.shard,
-		Position: p.applied.Position, CommitFirst: first, CommitCount: uint32(len(req.Writes)),
-		ClientID: req.ClientID, CommittedAt: at, FirstEventNumber: h.EventCount + 1, EventCount: w.EventCount,
-	}
-	chain := p.batch.PutBatch(&bh, h.Chain, w.Events)
-
-	if h.LastClient != "" && h.LastClient != req.ClientID {
-		p.setMark(w.Key, h.LastClient, h.LastMark)
-	}
-	h.LastMark = max(p.states[i].mark, w.Highest)
-	h.LastClient = req.ClientID
-	h.Version = bh.Version
-	h.EventCount += uint64(w.EventCount)
-	h.CommittedAt = at
-	h.Position = bh.Position
-	h.Chain = chain
-	wk.dirty = true
-
-	acc := acceptedWrite{events: w.Events, hashes: w.Hashes, header: history.Row{
-		Key: w.Key, Client: req.ClientID, Position: bh.Position, Version: bh.Version, Incarnation: bh.Incarnation,
-		EventNumber: bh.FirstEventNumber, CommittedAt: at, FirstSeq: w.Lowest, LastSeq: w.Highest,
-		EventCount: w.EventCount, CommitFirst: first, CommitCount: bh.CommitCount,
-	}}
-	if err := acc.rows(func(r *history.Row, id []byte) bool { p.batch.PutRowBytes(r, id); return true }); err != nil {
-		return writeResult{}, err
-	}
-	p.accepted = append(p.accepted, acc)
-	p.changes = append(p.changes, history.Change{Key: w.Key, Incarnation: bh.Incarnation, Version: bh.Version, Kind: history.ChangeBatch})
-	p.digestBatch(chain, w.Hashes)
-	return writeResult{
-		version: bh.Version, position: bh.Position, firstEvent: bh.FirstEventNumber,
-		incarnation: bh.Incarnation, committedAt: at, chain: chain,
-	}, nil
-}
-
-// beginLife makes h the head of an aggregate that its next batch, at position, creates or
-// recreates (contract 6): a recreated one goes on from its old version, event numbers and
-// chain, unless the delete said restart_versions.
-func beginLife(h *mark.Head, position uint64, at int64) {
-	if h.Restart {
-		h.Version, h.EventCount, h.Chain = 0, 0, record.Hash{}
-	}
-	h.Exists = true
-	h.Deleted, h.Recreatable, h.Restart = false, false, false
-	h.Incarnation++
-	h.Floor = h.Version + 1
-	h.FirstLive = position
-	h.CreatedAt = at
+	return outcome{}, fmt.Errorf("%w: requests of kind %d are not applied by this version", record.ErrCorrupt, req.Kind)
 }
 
 // head returns the work of an aggregate: touched in this step, known, or read.
@@ -327,66 +222,6 @@ func (p *processor) end() {
 	clear(p.accepted)
 	p.order, p.changed, p.accepted = p.order[:0], p.changed[:0], p.accepted[:0]
 	p.view = nil
-}
-
-// rows yields the writer rows of a write, one per sequence, with the event id apart. Two events of one batch may
-// have one sequence, if it was not enforced; the row's key has room for one, and the first
-// event has it.
-func (a *acceptedWrite) rows(yield func(r *history.Row, eventID []byte) bool) error {
-	uses, err := a.uses()
-	if err != nil {
-		return err
-	}
-	rest, r := a.events, a.header
-	var v record.EventView
-	for i := uint32(0); i < a.header.EventCount; i++ {
-		if rest, err = record.NextEvent(rest, &v); err != nil {
-			return err
-		}
-		if uses != nil {
-			n := uses[v.ClientSeq]
-			if n == 0 {
-				continue // not the first event with this sequence
-			}
-			uses[v.ClientSeq] = 0
-			r.Repeated = n > 1
-		}
-		r.ClientSeq, r.EventIndex, r.EventNumber = v.ClientSeq, i, a.header.EventNumber+uint64(i)
-		r.Content = record.Hash(a.hashes[int(i)*record.HashSize : (int(i)+1)*record.HashSize])
-		if !yield(&r, v.EventID) {
-			return nil
-		}
-	}
-	return nil
-}
-
-// uses counts the events per sequence; nil if the sequences increase strictly, as they do
-// in every enforced write.
-func (a *acceptedWrite) uses() (map[uint64]int, error) {
-	if a.header.EventCount == 1 {
-		return nil, nil
-	}
-	var v record.EventView
-	var err error
-	var last uint64
-	strictly := true
-	for rest := a.events; len(rest) > 0; last = v.ClientSeq {
-		if rest, err = record.NextEvent(rest, &v); err != nil {
-			return nil, err
-		}
-		strictly = strictly && v.ClientSeq > last
-	}
-	if strictly {
-		return nil, nil
-	}
-	uses := make(map[uint64]int, a.header.EventCount)
-	for rest := a.events; len(rest) > 0; {
-		if rest, err = record.NextEvent(rest, &v); err != nil {
-			return nil, err
-		}
-		uses[v.ClientSeq]++
-	}
-	return uses, nil
 }
 
 // digestBatch and digestRefusal extend the digest: a hash over every outcome and every

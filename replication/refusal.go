@@ -15,6 +15,8 @@ import (
 type refusal struct {
 	failure *pb.AppendFailure
 	client  string
+	// after is the sequence that was to be recorded before this write; 0 = that is not why.
+	after uint64
 }
 
 // newRefusal builds the refusal of a request by v; state belongs to the refused write, and
@@ -44,7 +46,11 @@ func newRefusal(client string, w *record.Write, state *writeState, v verdict, ro
 	}
 	var err error
 	f.Holder, err = holderOf(rows, &state.head, w.Key, client, w.Lowest)
-	return &refusal{failure: f, client: client}, err
+	ref := &refusal{failure: f, client: client}
+	if v.after {
+		ref.after = w.After
+	}
+	return ref, err
 }
 
 // refusal builds the refusal of a request that Apply refused in the step in progress.
@@ -111,6 +117,10 @@ func (r *refusal) text() string {
 	case pb.ErrorCode_ERROR_CODE_INFLIGHT_DUPLICATE_WRITE:
 		fmt.Fprintf(&b, "client_seq %d of writer %q is in flight (up to %d) and not committed yet: ask again", f.AttemptedSeq, r.client, f.GetInFlightMark())
 	case pb.ErrorCode_ERROR_CODE_CLIENT_SEQUENCE_GAP:
+		if r.after > 0 {
+			fmt.Fprintf(&b, "it was sent behind client_seq %d of writer %q on its stream, and that is not recorded; the mark is %d", r.after, r.client, f.Mark)
+			break
+		}
 		fmt.Fprintf(&b, "previous_client_seq does not match writer %q: its mark is %d", r.client, f.Mark)
 		if f.InFlightMark != nil {
 			fmt.Fprintf(&b, ", %d with what is in flight", *f.InFlightMark)

@@ -9,21 +9,42 @@ import (
 
 // An entry is what one raft log entry carries:
 //
-//	u8 format = 1 | u64 term of admission | u64 ticket | u32 n | n requests
+//	u8 format = 2 | u64 term of admission | u64 ticket | u32 n | n requests
 //
-//	request = u32 length of the rest | i64 committed_at (Unix ns, admission clock)
-//	          str client_id | u32 n | n writes
+//	request = u32 length of the rest | u8 kind | i64 committed_at (Unix ns, admission clock)
+//	          what the kind says
+//
+//	append  = str client_id | u32 n | n writes
 //	write   = str key (stored form) | u8 flags | u64 expected_version | u64 previous_client_seq
-//	          u32 n | n content hashes (32 each) | u32 length | n canonical events
+//	          [u64 after_seq] | [u64 schema revision] | u32 n | n content hashes (32 each)
+//	          u32 length | n canonical events
+//
+// trim, delete and register_schema are in change.go. In brackets: only there if the flags say
+// so. Format 1, which is read and not written any more, knew appends alone: its requests had
+// no kind, and its writes neither of the fields in brackets.
 //
 // The ticket is the leader's own number for the entry within the term: it finds the callers
 // that wait for it. It has no meaning on any other node.
 //
 // Requests are independent of each other; the writes of one land together or not at all.
-const entryFormat = 1
+const (
+	entryFormat        = 2
+	entryFormatAppends = 1
+)
 
 // EntryHeaderSize is the length of an entry before its requests.
 const EntryHeaderSize = 1 + 8 + 8 + 4
+
+// Kind says what a request asks for.
+type Kind byte
+
+// Kinds of requests.
+const (
+	KindAppend Kind = iota + 1
+	KindTrim
+	KindDelete
+	KindRegisterSchema
+)
 
 // Flags of a write.
 const (
@@ -31,30 +52,49 @@ const (
 	FlagEnforce
 	FlagHasExpected
 	FlagHasPrevious
+	FlagHasAfter
+	FlagHasSchema
+	writeFlags        = 1<<iota - 1
+	writeFlagsAppends = FlagHasAfter - 1 // of format 1
 )
 
 // Write is one write of a request as Apply reads it. Slices alias the entry.
 type Write struct {
-	Key        Key
-	Flags      byte
-	Expected   uint64
-	Previous   uint64
-	EventCount uint32
-	Hashes     []byte // EventCount hashes, one after the other
-	Events     []byte // EventCount canonical events
-	Lowest     uint64 // lowest client_seq, computed while parsing
-	Highest    uint64 // highest client_seq, computed while parsing
+	Key      Key
+	Flags    byte
+	Expected uint64
+	Previous uint64
+	// After, with FlagHasAfter, is the sequence of this writer that must be recorded on the
+	// aggregate, or the write is refused: the one admitted before it on its stream.
+	After uint64
+	// SchemaRevision, with FlagHasSchema, is that of the aggregate's (org, type) which the
+	// events were validated against.
+	SchemaRevision uint64
+	EventCount     uint32
+	Hashes         []byte // EventCount hashes, one after the other
+	Events         []byte // EventCount canonical events
+	Lowest         uint64 // lowest client_seq, computed while parsing
+	Highest        uint64 // highest client_seq, computed while parsing
 }
 
 // Hash is the content hash of event i.
 func (w *Write) Hash(i int) Hash { return Hash(w.Hashes[i*HashSize : (i+1)*HashSize]) }
 
-// Request is one request of an entry as Apply reads it. ClientID and Writes are reused by
-// the next call of EntryReader.Next.
+// Request is one request of an entry as Apply reads it. Of the fields behind CommittedAt only
+// those of its kind are set. Slices are reused by the next call of EntryReader.Next.
 type Request struct {
+	Kind        Kind
 	CommittedAt int64
-	ClientID    string
-	Writes      []Write
+
+	// KindAppend
+	ClientID string
+	Writes   []Write
+	// KindTrim
+	Trim Trim
+	// KindDelete
+	Deletes []Delete
+	// KindRegisterSchema
+	Schema Schema
 }
 
 // AppendEntryHeader starts an entry of n requests admitted in term.
@@ -65,11 +105,16 @@ func AppendEntryHeader(dst []byte, term, ticket uint64, n uint32) []byte {
 	return binary.BigEndian.AppendUint32(dst, n)
 }
 
-// AppendRequestHeader starts a request; the caller appends its writes with EncodeWrite and
+// startRequest starts a request of a kind; FinishRequest completes it.
+func startRequest(dst []byte, kind Kind, committedAt int64) []byte {
+	dst = append(dst, 0, 0, 0, 0, byte(kind))
+	return binary.BigEndian.AppendUint64(dst, uint64(committedAt))
+}
+
+// AppendRequestHeader starts an append; the caller appends its writes with EncodeWrite and
 // then calls FinishRequest with the offset at which the request started.
 func AppendRequestHeader(dst []byte, committedAt int64, clientID string, writes uint32) []byte {
-	dst = append(dst, 0, 0, 0, 0)
-	dst = binary.BigEndian.AppendUint64(dst, uint64(committedAt))
+	dst = startRequest(dst, KindAppend, committedAt)
 	dst = appendString(dst, clientID)
 	return binary.BigEndian.AppendUint32(dst, writes)
 }
@@ -80,7 +125,7 @@ func FinishRequest(dst []byte, start int) {
 }
 
 // SetCommittedAt sets the admission time of the request that starts at dst[0].
-func SetCommittedAt(dst []byte, ns int64) { binary.BigEndian.PutUint64(dst[4:], uint64(ns)) }
+func SetCommittedAt(dst []byte, ns int64) { binary.BigEndian.PutUint64(dst[5:], uint64(ns)) }
 
 // EncodeWrite appends a write, encoding and hashing its events in place; w needs its key,
 // flags, guards, count and range. It returns w with Hashes and Events set to where they
@@ -92,6 +137,12 @@ func EncodeWrite(dst []byte, w *Write, events []*pb.NewEvent) ([]byte, Write) {
 	dst = append(dst, w.Flags)
 	dst = be.AppendUint64(dst, w.Expected)
 	dst = be.AppendUint64(dst, w.Previous)
+	if w.Flags&FlagHasAfter != 0 {
+		dst = be.AppendUint64(dst, w.After)
+	}
+	if w.Flags&FlagHasSchema != 0 {
+		dst = be.AppendUint64(dst, w.SchemaRevision)
+	}
 	dst = be.AppendUint32(dst, uint32(len(events)))
 	hashes := len(dst)
 	for range events {
@@ -122,17 +173,18 @@ type EntryReader struct {
 	// Ticket is the proposing leader's number for the entry.
 	Ticket uint64
 	// Count is how many requests the entry holds.
-	Count uint32
-	c     cursor
-	next  uint32
-	req   Request
+	Count  uint32
+	format byte
+	c      cursor
+	next   uint32
+	req    Request
 }
 
 // ReadEntry starts reading an entry; data must not change while it is read.
 func ReadEntry(data []byte) (*EntryReader, error) {
 	r := &EntryReader{c: cursor{b: data}}
-	if f := r.c.u8(); f != entryFormat && !r.c.bad {
-		return nil, fmt.Errorf("%w: entry format %d, this version reads %d", ErrCorrupt, f, entryFormat)
+	if r.format = r.c.u8(); r.format != entryFormat && r.format != entryFormatAppends && !r.c.bad {
+		return nil, fmt.Errorf("%w: entry format %d, this version reads %d and %d", ErrCorrupt, r.format, entryFormatAppends, entryFormat)
 	}
 	r.Term = r.c.u64()
 	r.Ticket = r.c.u64()
@@ -157,30 +209,70 @@ func (r *EntryReader) Next() (*Request, error) {
 		return nil, fmt.Errorf("%w: request %d of %d ends early", ErrCorrupt, r.next, r.Count)
 	}
 	req := &r.req
+	*req = Request{Kind: KindAppend, Writes: req.Writes[:0], Deletes: req.Deletes[:0]}
+	if r.format != entryFormatAppends {
+		req.Kind = Kind(c.u8())
+	}
 	req.CommittedAt = int64(c.u64())
+	var err error
+	switch req.Kind {
+	case KindAppend:
+		err = r.readAppend(&c, req)
+	case KindTrim:
+		req.Trim, err = readTrim(&c)
+	case KindDelete:
+		req.Deletes, err = readDeletes(&c, req.Deletes)
+	case KindRegisterSchema:
+		req.Schema, err = readSchema(&c)
+	default:
+		if !c.bad {
+			err = fmt.Errorf("%w: request %d is of kind %d, this version reads %d to %d", ErrCorrupt, r.next, req.Kind, KindAppend, KindRegisterSchema)
+		}
+	}
+	if err != nil {
+		return nil, err
+	}
+	if c.bad || c.off != len(c.b) {
+		return nil, fmt.Errorf("%w: request %d is %d bytes long, what is in it %d", ErrCorrupt, r.next, len(c.b), c.off)
+	}
+	r.next++
+	return req, nil
+}
+
+// readAppend reads what follows the time of an append.
+func (r *EntryReader) readAppend(c *cursor, req *Request) error {
+	flags := byte(writeFlags)
+	if r.format == entryFormatAppends {
+		flags = writeFlagsAppends
+	}
 	req.ClientID = c.str()
 	n := c.u32()
-	req.Writes = req.Writes[:0]
 	for i := uint32(0); i < n; i++ {
-		w := Write{Key: Key(c.bytes()), Flags: c.u8(), Expected: c.u64(), Previous: c.u64(), EventCount: c.u32()}
+		w := Write{Key: Key(c.bytes()), Flags: c.u8(), Expected: c.u64(), Previous: c.u64()}
+		if w.Flags&^flags != 0 {
+			c.bad = true
+		}
+		if w.Flags&FlagHasAfter != 0 {
+			w.After = c.u64()
+		}
+		if w.Flags&FlagHasSchema != 0 {
+			w.SchemaRevision = c.u64()
+		}
+		w.EventCount = c.u32()
 		if uint64(w.EventCount)*HashSize > uint64(len(c.b)) {
 			c.bad = true
 		}
 		w.Hashes = c.take(int(w.EventCount) * HashSize)
 		w.Events = c.bytes()
 		if c.bad {
-			return nil, fmt.Errorf("%w: write %d of request %d ends early", ErrCorrupt, i, r.next)
+			return fmt.Errorf("%w: write %d of request %d ends early or has an unknown flag", ErrCorrupt, i, r.next)
 		}
 		if err := w.scan(); err != nil {
-			return nil, err
+			return err
 		}
 		req.Writes = append(req.Writes, w)
 	}
-	if c.bad || c.off != len(c.b) {
-		return nil, fmt.Errorf("%w: request %d is %d bytes long, its writes are %d", ErrCorrupt, r.next, len(c.b), c.off)
-	}
-	r.next++
-	return req, nil
+	return nil
 }
 
 // scan checks the events and finds the lowest and highest sequence.
