@@ -703,6 +703,114 @@ func (x *TransferLeadershipResponse) GetLeaderAddress() string {
 	return ""
 }
 
+type CompactRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *CompactRequest) Reset() {
+	*x = CompactRequest{}
+	mi := &file_tidemark_v1_cluster_proto_msgTypes[11]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *CompactRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*CompactRequest) ProtoMessage() {}
+
+func (x *CompactRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_tidemark_v1_cluster_proto_msgTypes[11]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use CompactRequest.ProtoReflect.Descriptor instead.
+func (*CompactRequest) Descriptor() ([]byte, []int) {
+	return file_tidemark_v1_cluster_proto_rawDescGZIP(), []int{11}
+}
+
+type CompactResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The node that did it.
+	NodeId string `protobuf:"bytes,1,opt,name=node_id,json=nodeId,proto3" json:"node_id,omitempty"`
+	// What the data directory took on disk before and after, in bytes.
+	BytesBefore uint64 `protobuf:"varint,2,opt,name=bytes_before,json=bytesBefore,proto3" json:"bytes_before,omitempty"`
+	BytesAfter  uint64 `protobuf:"varint,3,opt,name=bytes_after,json=bytesAfter,proto3" json:"bytes_after,omitempty"`
+	// Why what was trimmed or deleted before the call may still be on this node's disk; empty =
+	// it is not.
+	Incomplete    []string `protobuf:"bytes,4,rep,name=incomplete,proto3" json:"incomplete,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *CompactResponse) Reset() {
+	*x = CompactResponse{}
+	mi := &file_tidemark_v1_cluster_proto_msgTypes[12]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *CompactResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*CompactResponse) ProtoMessage() {}
+
+func (x *CompactResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_tidemark_v1_cluster_proto_msgTypes[12]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use CompactResponse.ProtoReflect.Descriptor instead.
+func (*CompactResponse) Descriptor() ([]byte, []int) {
+	return file_tidemark_v1_cluster_proto_rawDescGZIP(), []int{12}
+}
+
+func (x *CompactResponse) GetNodeId() string {
+	if x != nil {
+		return x.NodeId
+	}
+	return ""
+}
+
+func (x *CompactResponse) GetBytesBefore() uint64 {
+	if x != nil {
+		return x.BytesBefore
+	}
+	return 0
+}
+
+func (x *CompactResponse) GetBytesAfter() uint64 {
+	if x != nil {
+		return x.BytesAfter
+	}
+	return 0
+}
+
+func (x *CompactResponse) GetIncomplete() []string {
+	if x != nil {
+		return x.Incomplete
+	}
+	return nil
+}
+
 var File_tidemark_v1_cluster_proto protoreflect.FileDescriptor
 
 const file_tidemark_v1_cluster_proto_rawDesc = "" +
@@ -757,14 +865,24 @@ const file_tidemark_v1_cluster_proto_rawDesc = "" +
 	"\x05to_id\x18\x01 \x01(\tR\x04toId\"`\n" +
 	"\x1aTransferLeadershipResponse\x12\x1b\n" +
 	"\tleader_id\x18\x01 \x01(\tR\bleaderId\x12%\n" +
-	"\x0eleader_address\x18\x02 \x01(\tR\rleaderAddress2\xaa\x03\n" +
+	"\x0eleader_address\x18\x02 \x01(\tR\rleaderAddress\"\x10\n" +
+	"\x0eCompactRequest\"\x8e\x01\n" +
+	"\x0fCompactResponse\x12\x17\n" +
+	"\anode_id\x18\x01 \x01(\tR\x06nodeId\x12!\n" +
+	"\fbytes_before\x18\x02 \x01(\x04R\vbytesBefore\x12\x1f\n" +
+	"\vbytes_after\x18\x03 \x01(\x04R\n" +
+	"bytesAfter\x12\x1e\n" +
+	"\n" +
+	"incomplete\x18\x04 \x03(\tR\n" +
+	"incomplete2\xf0\x03\n" +
 	"\x0eClusterService\x12J\n" +
 	"\tGetStatus\x12\x1d.tidemark.v1.GetStatusRequest\x1a\x1e.tidemark.v1.GetStatusResponse\x12D\n" +
 	"\aAddNode\x12\x1b.tidemark.v1.AddNodeRequest\x1a\x1c.tidemark.v1.AddNodeResponse\x12P\n" +
 	"\vPromoteNode\x12\x1f.tidemark.v1.PromoteNodeRequest\x1a .tidemark.v1.PromoteNodeResponse\x12M\n" +
 	"\n" +
 	"RemoveNode\x12\x1e.tidemark.v1.RemoveNodeRequest\x1a\x1f.tidemark.v1.RemoveNodeResponse\x12e\n" +
-	"\x12TransferLeadership\x12&.tidemark.v1.TransferLeadershipRequest\x1a'.tidemark.v1.TransferLeadershipResponseB<Z:github.com/tidemark-db/tidemark/api/tidemark/v1;tidemarkv1b\x06proto3"
+	"\x12TransferLeadership\x12&.tidemark.v1.TransferLeadershipRequest\x1a'.tidemark.v1.TransferLeadershipResponse\x12D\n" +
+	"\aCompact\x12\x1b.tidemark.v1.CompactRequest\x1a\x1c.tidemark.v1.CompactResponseB<Z:github.com/tidemark-db/tidemark/api/tidemark/v1;tidemarkv1b\x06proto3"
 
 var (
 	file_tidemark_v1_cluster_proto_rawDescOnce sync.Once
@@ -778,7 +896,7 @@ func file_tidemark_v1_cluster_proto_rawDescGZIP() []byte {
 	return file_tidemark_v1_cluster_proto_rawDescData
 }
 
-var file_tidemark_v1_cluster_proto_msgTypes = make([]protoimpl.MessageInfo, 11)
+var file_tidemark_v1_cluster_proto_msgTypes = make([]protoimpl.MessageInfo, 13)
 var file_tidemark_v1_cluster_proto_goTypes = []any{
 	(*GetStatusRequest)(nil),           // 0: tidemark.v1.GetStatusRequest
 	(*GetStatusResponse)(nil),          // 1: tidemark.v1.GetStatusResponse
@@ -791,6 +909,8 @@ var file_tidemark_v1_cluster_proto_goTypes = []any{
 	(*RemoveNodeResponse)(nil),         // 8: tidemark.v1.RemoveNodeResponse
 	(*TransferLeadershipRequest)(nil),  // 9: tidemark.v1.TransferLeadershipRequest
 	(*TransferLeadershipResponse)(nil), // 10: tidemark.v1.TransferLeadershipResponse
+	(*CompactRequest)(nil),             // 11: tidemark.v1.CompactRequest
+	(*CompactResponse)(nil),            // 12: tidemark.v1.CompactResponse
 }
 var file_tidemark_v1_cluster_proto_depIdxs = []int32{
 	2,  // 0: tidemark.v1.GetStatusResponse.nodes:type_name -> tidemark.v1.Node
@@ -799,13 +919,15 @@ var file_tidemark_v1_cluster_proto_depIdxs = []int32{
 	5,  // 3: tidemark.v1.ClusterService.PromoteNode:input_type -> tidemark.v1.PromoteNodeRequest
 	7,  // 4: tidemark.v1.ClusterService.RemoveNode:input_type -> tidemark.v1.RemoveNodeRequest
 	9,  // 5: tidemark.v1.ClusterService.TransferLeadership:input_type -> tidemark.v1.TransferLeadershipRequest
-	1,  // 6: tidemark.v1.ClusterService.GetStatus:output_type -> tidemark.v1.GetStatusResponse
-	4,  // 7: tidemark.v1.ClusterService.AddNode:output_type -> tidemark.v1.AddNodeResponse
-	6,  // 8: tidemark.v1.ClusterService.PromoteNode:output_type -> tidemark.v1.PromoteNodeResponse
-	8,  // 9: tidemark.v1.ClusterService.RemoveNode:output_type -> tidemark.v1.RemoveNodeResponse
-	10, // 10: tidemark.v1.ClusterService.TransferLeadership:output_type -> tidemark.v1.TransferLeadershipResponse
-	6,  // [6:11] is the sub-list for method output_type
-	1,  // [1:6] is the sub-list for method input_type
+	11, // 6: tidemark.v1.ClusterService.Compact:input_type -> tidemark.v1.CompactRequest
+	1,  // 7: tidemark.v1.ClusterService.GetStatus:output_type -> tidemark.v1.GetStatusResponse
+	4,  // 8: tidemark.v1.ClusterService.AddNode:output_type -> tidemark.v1.AddNodeResponse
+	6,  // 9: tidemark.v1.ClusterService.PromoteNode:output_type -> tidemark.v1.PromoteNodeResponse
+	8,  // 10: tidemark.v1.ClusterService.RemoveNode:output_type -> tidemark.v1.RemoveNodeResponse
+	10, // 11: tidemark.v1.ClusterService.TransferLeadership:output_type -> tidemark.v1.TransferLeadershipResponse
+	12, // 12: tidemark.v1.ClusterService.Compact:output_type -> tidemark.v1.CompactResponse
+	7,  // [7:13] is the sub-list for method output_type
+	1,  // [1:7] is the sub-list for method input_type
 	1,  // [1:1] is the sub-list for extension type_name
 	1,  // [1:1] is the sub-list for extension extendee
 	0,  // [0:1] is the sub-list for field type_name
@@ -823,7 +945,7 @@ func file_tidemark_v1_cluster_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_tidemark_v1_cluster_proto_rawDesc), len(file_tidemark_v1_cluster_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   11,
+			NumMessages:   13,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

@@ -24,15 +24,16 @@ const (
 	ClusterService_PromoteNode_FullMethodName        = "/tidemark.v1.ClusterService/PromoteNode"
 	ClusterService_RemoveNode_FullMethodName         = "/tidemark.v1.ClusterService/RemoveNode"
 	ClusterService_TransferLeadership_FullMethodName = "/tidemark.v1.ClusterService/TransferLeadership"
+	ClusterService_Compact_FullMethodName            = "/tidemark.v1.ClusterService/Compact"
 )
 
 // ClusterServiceClient is the client API for ClusterService service.
 //
 // For semantics around ctx use and closing/ending streaming RPCs, please refer to https://pkg.go.dev/google.golang.org/grpc/?tab=doc#ClientConn.NewStream.
 //
-// ClusterService is for operators: who is in the cluster, and who should be. GetStatus is
-// answered by any node; the others only by the leader, any other node answers 2011 with the
-// leader's address.
+// ClusterService is for operators: who is in the cluster, and who should be. GetStatus and
+// Compact are answered by any node; the others only by the leader, any other node answers 2011
+// with the leader's address.
 //
 // A change that was answered with 2014 or 11001, or not answered (a deadline, a lost
 // connection), may have happened; GetStatus shows, and the same call may be made again. After
@@ -53,6 +54,10 @@ type ClusterServiceClient interface {
 	// TransferLeadership hands leadership to another voter and returns once that one leads;
 	// ABORTED if that failed, and this node goes on leading.
 	TransferLeadership(ctx context.Context, in *TransferLeadershipRequest, opts ...grpc.CallOption) (*TransferLeadershipResponse, error)
+	// Compact reclaims the space of what was trimmed and deleted on the node that is asked, and
+	// on no other, now instead of in the background. It returns once that is done, which may take
+	// as long as reading and writing all its data.
+	Compact(ctx context.Context, in *CompactRequest, opts ...grpc.CallOption) (*CompactResponse, error)
 }
 
 type clusterServiceClient struct {
@@ -113,13 +118,23 @@ func (c *clusterServiceClient) TransferLeadership(ctx context.Context, in *Trans
 	return out, nil
 }
 
+func (c *clusterServiceClient) Compact(ctx context.Context, in *CompactRequest, opts ...grpc.CallOption) (*CompactResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(CompactResponse)
+	err := c.cc.Invoke(ctx, ClusterService_Compact_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
 // ClusterServiceServer is the server API for ClusterService service.
 // All implementations must embed UnimplementedClusterServiceServer
 // for forward compatibility.
 //
-// ClusterService is for operators: who is in the cluster, and who should be. GetStatus is
-// answered by any node; the others only by the leader, any other node answers 2011 with the
-// leader's address.
+// ClusterService is for operators: who is in the cluster, and who should be. GetStatus and
+// Compact are answered by any node; the others only by the leader, any other node answers 2011
+// with the leader's address.
 //
 // A change that was answered with 2014 or 11001, or not answered (a deadline, a lost
 // connection), may have happened; GetStatus shows, and the same call may be made again. After
@@ -140,6 +155,10 @@ type ClusterServiceServer interface {
 	// TransferLeadership hands leadership to another voter and returns once that one leads;
 	// ABORTED if that failed, and this node goes on leading.
 	TransferLeadership(context.Context, *TransferLeadershipRequest) (*TransferLeadershipResponse, error)
+	// Compact reclaims the space of what was trimmed and deleted on the node that is asked, and
+	// on no other, now instead of in the background. It returns once that is done, which may take
+	// as long as reading and writing all its data.
+	Compact(context.Context, *CompactRequest) (*CompactResponse, error)
 	mustEmbedUnimplementedClusterServiceServer()
 }
 
@@ -164,6 +183,9 @@ func (UnimplementedClusterServiceServer) RemoveNode(context.Context, *RemoveNode
 }
 func (UnimplementedClusterServiceServer) TransferLeadership(context.Context, *TransferLeadershipRequest) (*TransferLeadershipResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method TransferLeadership not implemented")
+}
+func (UnimplementedClusterServiceServer) Compact(context.Context, *CompactRequest) (*CompactResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method Compact not implemented")
 }
 func (UnimplementedClusterServiceServer) mustEmbedUnimplementedClusterServiceServer() {}
 func (UnimplementedClusterServiceServer) testEmbeddedByValue()                        {}
@@ -276,6 +298,24 @@ func _ClusterService_TransferLeadership_Handler(srv interface{}, ctx context.Con
 	return interceptor(ctx, in, info, handler)
 }
 
+func _ClusterService_Compact_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(CompactRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(ClusterServiceServer).Compact(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: ClusterService_Compact_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(ClusterServiceServer).Compact(ctx, req.(*CompactRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
 // ClusterService_ServiceDesc is the grpc.ServiceDesc for ClusterService service.
 // It's only intended for direct use with grpc.RegisterService,
 // and not to be introspected or modified (even as a copy)
@@ -302,6 +342,10 @@ var ClusterService_ServiceDesc = grpc.ServiceDesc{
 		{
 			MethodName: "TransferLeadership",
 			Handler:    _ClusterService_TransferLeadership_Handler,
+		},
+		{
+			MethodName: "Compact",
+			Handler:    _ClusterService_Compact_Handler,
 		},
 	},
 	Streams:  []grpc.StreamDesc{},

@@ -571,6 +571,76 @@ func (x *VersionUnavailable) GetCurrentVersion() uint64 {
 	return 0
 }
 
+// GuardFailure comes with 3005 and 4002.
+type GuardFailure struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Index of the delete in the request; 0 of a trim.
+	Index           uint32        `protobuf:"varint,1,opt,name=index,proto3" json:"index,omitempty"`
+	Aggregate       *AggregateKey `protobuf:"bytes,2,opt,name=aggregate,proto3" json:"aggregate,omitempty"`
+	ExpectedVersion *uint64       `protobuf:"varint,3,opt,name=expected_version,json=expectedVersion,proto3,oneof" json:"expected_version,omitempty"`
+	CurrentVersion  uint64        `protobuf:"varint,4,opt,name=current_version,json=currentVersion,proto3" json:"current_version,omitempty"`
+	unknownFields   protoimpl.UnknownFields
+	sizeCache       protoimpl.SizeCache
+}
+
+func (x *GuardFailure) Reset() {
+	*x = GuardFailure{}
+	mi := &file_tidemark_v1_errors_proto_msgTypes[4]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *GuardFailure) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*GuardFailure) ProtoMessage() {}
+
+func (x *GuardFailure) ProtoReflect() protoreflect.Message {
+	mi := &file_tidemark_v1_errors_proto_msgTypes[4]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use GuardFailure.ProtoReflect.Descriptor instead.
+func (*GuardFailure) Descriptor() ([]byte, []int) {
+	return file_tidemark_v1_errors_proto_rawDescGZIP(), []int{4}
+}
+
+func (x *GuardFailure) GetIndex() uint32 {
+	if x != nil {
+		return x.Index
+	}
+	return 0
+}
+
+func (x *GuardFailure) GetAggregate() *AggregateKey {
+	if x != nil {
+		return x.Aggregate
+	}
+	return nil
+}
+
+func (x *GuardFailure) GetExpectedVersion() uint64 {
+	if x != nil && x.ExpectedVersion != nil {
+		return *x.ExpectedVersion
+	}
+	return 0
+}
+
+func (x *GuardFailure) GetCurrentVersion() uint64 {
+	if x != nil {
+		return x.CurrentVersion
+	}
+	return 0
+}
+
 // SubscriptionMoved comes with 8006: the subscription can go on elsewhere, or later.
 type SubscriptionMoved struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -585,7 +655,7 @@ type SubscriptionMoved struct {
 
 func (x *SubscriptionMoved) Reset() {
 	*x = SubscriptionMoved{}
-	mi := &file_tidemark_v1_errors_proto_msgTypes[4]
+	mi := &file_tidemark_v1_errors_proto_msgTypes[5]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -597,7 +667,7 @@ func (x *SubscriptionMoved) String() string {
 func (*SubscriptionMoved) ProtoMessage() {}
 
 func (x *SubscriptionMoved) ProtoReflect() protoreflect.Message {
-	mi := &file_tidemark_v1_errors_proto_msgTypes[4]
+	mi := &file_tidemark_v1_errors_proto_msgTypes[5]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -610,7 +680,7 @@ func (x *SubscriptionMoved) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SubscriptionMoved.ProtoReflect.Descriptor instead.
 func (*SubscriptionMoved) Descriptor() ([]byte, []int) {
-	return file_tidemark_v1_errors_proto_rawDescGZIP(), []int{4}
+	return file_tidemark_v1_errors_proto_rawDescGZIP(), []int{5}
 }
 
 func (x *SubscriptionMoved) GetNextPosition() uint64 {
@@ -677,7 +747,13 @@ const file_tidemark_v1_errors_proto_rawDesc = "" +
 	"\x12VersionUnavailable\x12\x1c\n" +
 	"\trequested\x18\x01 \x01(\x04R\trequested\x12#\n" +
 	"\rfirst_version\x18\x02 \x01(\x04R\ffirstVersion\x12'\n" +
-	"\x0fcurrent_version\x18\x03 \x01(\x04R\x0ecurrentVersion\"u\n" +
+	"\x0fcurrent_version\x18\x03 \x01(\x04R\x0ecurrentVersion\"\xcb\x01\n" +
+	"\fGuardFailure\x12\x14\n" +
+	"\x05index\x18\x01 \x01(\rR\x05index\x127\n" +
+	"\taggregate\x18\x02 \x01(\v2\x19.tidemark.v1.AggregateKeyR\taggregate\x12.\n" +
+	"\x10expected_version\x18\x03 \x01(\x04H\x00R\x0fexpectedVersion\x88\x01\x01\x12'\n" +
+	"\x0fcurrent_version\x18\x04 \x01(\x04R\x0ecurrentVersionB\x13\n" +
+	"\x11_expected_version\"u\n" +
 	"\x11SubscriptionMoved\x12#\n" +
 	"\rnext_position\x18\x01 \x01(\x04R\fnextPosition\x12\x14\n" +
 	"\x05shard\x18\x02 \x01(\rR\x05shard\x12%\n" +
@@ -738,27 +814,29 @@ func file_tidemark_v1_errors_proto_rawDescGZIP() []byte {
 }
 
 var file_tidemark_v1_errors_proto_enumTypes = make([]protoimpl.EnumInfo, 1)
-var file_tidemark_v1_errors_proto_msgTypes = make([]protoimpl.MessageInfo, 5)
+var file_tidemark_v1_errors_proto_msgTypes = make([]protoimpl.MessageInfo, 6)
 var file_tidemark_v1_errors_proto_goTypes = []any{
 	(ErrorCode)(0),                // 0: tidemark.v1.ErrorCode
 	(*AppendFailure)(nil),         // 1: tidemark.v1.AppendFailure
 	(*Holder)(nil),                // 2: tidemark.v1.Holder
 	(*NotLeader)(nil),             // 3: tidemark.v1.NotLeader
 	(*VersionUnavailable)(nil),    // 4: tidemark.v1.VersionUnavailable
-	(*SubscriptionMoved)(nil),     // 5: tidemark.v1.SubscriptionMoved
-	(*AggregateKey)(nil),          // 6: tidemark.v1.AggregateKey
-	(*timestamppb.Timestamp)(nil), // 7: google.protobuf.Timestamp
+	(*GuardFailure)(nil),          // 5: tidemark.v1.GuardFailure
+	(*SubscriptionMoved)(nil),     // 6: tidemark.v1.SubscriptionMoved
+	(*AggregateKey)(nil),          // 7: tidemark.v1.AggregateKey
+	(*timestamppb.Timestamp)(nil), // 8: google.protobuf.Timestamp
 }
 var file_tidemark_v1_errors_proto_depIdxs = []int32{
 	0, // 0: tidemark.v1.AppendFailure.code:type_name -> tidemark.v1.ErrorCode
-	6, // 1: tidemark.v1.AppendFailure.aggregate:type_name -> tidemark.v1.AggregateKey
+	7, // 1: tidemark.v1.AppendFailure.aggregate:type_name -> tidemark.v1.AggregateKey
 	2, // 2: tidemark.v1.AppendFailure.holder:type_name -> tidemark.v1.Holder
-	7, // 3: tidemark.v1.Holder.committed_at:type_name -> google.protobuf.Timestamp
-	4, // [4:4] is the sub-list for method output_type
-	4, // [4:4] is the sub-list for method input_type
-	4, // [4:4] is the sub-list for extension type_name
-	4, // [4:4] is the sub-list for extension extendee
-	0, // [0:4] is the sub-list for field type_name
+	8, // 3: tidemark.v1.Holder.committed_at:type_name -> google.protobuf.Timestamp
+	7, // 4: tidemark.v1.GuardFailure.aggregate:type_name -> tidemark.v1.AggregateKey
+	5, // [5:5] is the sub-list for method output_type
+	5, // [5:5] is the sub-list for method input_type
+	5, // [5:5] is the sub-list for extension type_name
+	5, // [5:5] is the sub-list for extension extendee
+	0, // [0:5] is the sub-list for field type_name
 }
 
 func init() { file_tidemark_v1_errors_proto_init() }
@@ -768,13 +846,14 @@ func file_tidemark_v1_errors_proto_init() {
 	}
 	file_tidemark_v1_common_proto_init()
 	file_tidemark_v1_errors_proto_msgTypes[0].OneofWrappers = []any{}
+	file_tidemark_v1_errors_proto_msgTypes[4].OneofWrappers = []any{}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_tidemark_v1_errors_proto_rawDesc), len(file_tidemark_v1_errors_proto_rawDesc)),
 			NumEnums:      1,
-			NumMessages:   5,
+			NumMessages:   6,
 			NumExtensions: 0,
 			NumServices:   0,
 		},

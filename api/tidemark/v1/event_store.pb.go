@@ -1820,7 +1820,7 @@ var File_tidemark_v1_event_store_proto protoreflect.FileDescriptor
 
 const file_tidemark_v1_event_store_proto_rawDesc = "" +
 	"\n" +
-	"\x1dtidemark/v1/event_store.proto\x12\vtidemark.v1\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x18tidemark/v1/common.proto\x1a\x18tidemark/v1/errors.proto\x1a\x15tidemark/v1/log.proto\"\xd0\x01\n" +
+	"\x1dtidemark/v1/event_store.proto\x12\vtidemark.v1\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x18tidemark/v1/common.proto\x1a\x18tidemark/v1/errors.proto\x1a\x15tidemark/v1/log.proto\x1a\x16tidemark/v1/trim.proto\"\xd0\x01\n" +
 	"\rAppendRequest\x12\x1d\n" +
 	"\n" +
 	"request_id\x18\x01 \x01(\tR\trequestId\x12\x1b\n" +
@@ -1978,12 +1978,14 @@ const file_tidemark_v1_event_store_proto_rawDesc = "" +
 	"\vOnDuplicate\x12\x1c\n" +
 	"\x18ON_DUPLICATE_UNSPECIFIED\x10\x00\x12\x17\n" +
 	"\x13ON_DUPLICATE_REJECT\x10\x01\x12\x18\n" +
-	"\x14ON_DUPLICATE_CONFIRM\x10\x022\xce\x06\n" +
+	"\x14ON_DUPLICATE_CONFIRM\x10\x022\xce\a\n" +
 	"\x11EventStoreService\x12A\n" +
 	"\x06Append\x12\x1a.tidemark.v1.AppendRequest\x1a\x1b.tidemark.v1.AppendResponse\x12=\n" +
 	"\x04Read\x12\x18.tidemark.v1.ReadRequest\x1a\x19.tidemark.v1.ReadResponse0\x01\x12F\n" +
 	"\aReadAll\x12\x1b.tidemark.v1.ReadAllRequest\x1a\x1c.tidemark.v1.ReadAllResponse0\x01\x12L\n" +
-	"\tSubscribe\x12\x1d.tidemark.v1.SubscribeRequest\x1a\x1e.tidemark.v1.SubscribeResponse0\x01\x12S\n" +
+	"\tSubscribe\x12\x1d.tidemark.v1.SubscribeRequest\x1a\x1e.tidemark.v1.SubscribeResponse0\x01\x12;\n" +
+	"\x04Trim\x12\x18.tidemark.v1.TrimRequest\x1a\x19.tidemark.v1.TrimResponse\x12A\n" +
+	"\x06Delete\x12\x1a.tidemark.v1.DeleteRequest\x1a\x1b.tidemark.v1.DeleteResponse\x12S\n" +
 	"\fGetAggregate\x12 .tidemark.v1.GetAggregateRequest\x1a!.tidemark.v1.GetAggregateResponse\x12D\n" +
 	"\aGetMark\x12\x1b.tidemark.v1.GetMarkRequest\x1a\x1c.tidemark.v1.GetMarkResponse\x12J\n" +
 	"\tListMarks\x12\x1d.tidemark.v1.ListMarksRequest\x1a\x1e.tidemark.v1.ListMarksResponse\x12J\n" +
@@ -2040,8 +2042,12 @@ var file_tidemark_v1_event_store_proto_goTypes = []any{
 	(*Holder)(nil),                 // 30: tidemark.v1.Holder
 	(*ReadAllRequest)(nil),         // 31: tidemark.v1.ReadAllRequest
 	(*SubscribeRequest)(nil),       // 32: tidemark.v1.SubscribeRequest
-	(*ReadAllResponse)(nil),        // 33: tidemark.v1.ReadAllResponse
-	(*SubscribeResponse)(nil),      // 34: tidemark.v1.SubscribeResponse
+	(*TrimRequest)(nil),            // 33: tidemark.v1.TrimRequest
+	(*DeleteRequest)(nil),          // 34: tidemark.v1.DeleteRequest
+	(*ReadAllResponse)(nil),        // 35: tidemark.v1.ReadAllResponse
+	(*SubscribeResponse)(nil),      // 36: tidemark.v1.SubscribeResponse
+	(*TrimResponse)(nil),           // 37: tidemark.v1.TrimResponse
+	(*DeleteResponse)(nil),         // 38: tidemark.v1.DeleteResponse
 }
 var file_tidemark_v1_event_store_proto_depIdxs = []int32{
 	2,  // 0: tidemark.v1.AppendRequest.writes:type_name -> tidemark.v1.Write
@@ -2081,26 +2087,30 @@ var file_tidemark_v1_event_store_proto_depIdxs = []int32{
 	5,  // 34: tidemark.v1.EventStoreService.Read:input_type -> tidemark.v1.ReadRequest
 	31, // 35: tidemark.v1.EventStoreService.ReadAll:input_type -> tidemark.v1.ReadAllRequest
 	32, // 36: tidemark.v1.EventStoreService.Subscribe:input_type -> tidemark.v1.SubscribeRequest
-	8,  // 37: tidemark.v1.EventStoreService.GetAggregate:input_type -> tidemark.v1.GetAggregateRequest
-	10, // 38: tidemark.v1.EventStoreService.GetMark:input_type -> tidemark.v1.GetMarkRequest
-	12, // 39: tidemark.v1.EventStoreService.ListMarks:input_type -> tidemark.v1.ListMarksRequest
-	15, // 40: tidemark.v1.EventStoreService.FindEvent:input_type -> tidemark.v1.FindEventRequest
-	17, // 41: tidemark.v1.EventStoreService.ListOrgs:input_type -> tidemark.v1.ListOrgsRequest
-	19, // 42: tidemark.v1.EventStoreService.ListTypes:input_type -> tidemark.v1.ListTypesRequest
-	21, // 43: tidemark.v1.EventStoreService.ListAggregates:input_type -> tidemark.v1.ListAggregatesRequest
-	3,  // 44: tidemark.v1.EventStoreService.Append:output_type -> tidemark.v1.AppendResponse
-	6,  // 45: tidemark.v1.EventStoreService.Read:output_type -> tidemark.v1.ReadResponse
-	33, // 46: tidemark.v1.EventStoreService.ReadAll:output_type -> tidemark.v1.ReadAllResponse
-	34, // 47: tidemark.v1.EventStoreService.Subscribe:output_type -> tidemark.v1.SubscribeResponse
-	9,  // 48: tidemark.v1.EventStoreService.GetAggregate:output_type -> tidemark.v1.GetAggregateResponse
-	11, // 49: tidemark.v1.EventStoreService.GetMark:output_type -> tidemark.v1.GetMarkResponse
-	13, // 50: tidemark.v1.EventStoreService.ListMarks:output_type -> tidemark.v1.ListMarksResponse
-	16, // 51: tidemark.v1.EventStoreService.FindEvent:output_type -> tidemark.v1.FindEventResponse
-	18, // 52: tidemark.v1.EventStoreService.ListOrgs:output_type -> tidemark.v1.ListOrgsResponse
-	20, // 53: tidemark.v1.EventStoreService.ListTypes:output_type -> tidemark.v1.ListTypesResponse
-	22, // 54: tidemark.v1.EventStoreService.ListAggregates:output_type -> tidemark.v1.ListAggregatesResponse
-	44, // [44:55] is the sub-list for method output_type
-	33, // [33:44] is the sub-list for method input_type
+	33, // 37: tidemark.v1.EventStoreService.Trim:input_type -> tidemark.v1.TrimRequest
+	34, // 38: tidemark.v1.EventStoreService.Delete:input_type -> tidemark.v1.DeleteRequest
+	8,  // 39: tidemark.v1.EventStoreService.GetAggregate:input_type -> tidemark.v1.GetAggregateRequest
+	10, // 40: tidemark.v1.EventStoreService.GetMark:input_type -> tidemark.v1.GetMarkRequest
+	12, // 41: tidemark.v1.EventStoreService.ListMarks:input_type -> tidemark.v1.ListMarksRequest
+	15, // 42: tidemark.v1.EventStoreService.FindEvent:input_type -> tidemark.v1.FindEventRequest
+	17, // 43: tidemark.v1.EventStoreService.ListOrgs:input_type -> tidemark.v1.ListOrgsRequest
+	19, // 44: tidemark.v1.EventStoreService.ListTypes:input_type -> tidemark.v1.ListTypesRequest
+	21, // 45: tidemark.v1.EventStoreService.ListAggregates:input_type -> tidemark.v1.ListAggregatesRequest
+	3,  // 46: tidemark.v1.EventStoreService.Append:output_type -> tidemark.v1.AppendResponse
+	6,  // 47: tidemark.v1.EventStoreService.Read:output_type -> tidemark.v1.ReadResponse
+	35, // 48: tidemark.v1.EventStoreService.ReadAll:output_type -> tidemark.v1.ReadAllResponse
+	36, // 49: tidemark.v1.EventStoreService.Subscribe:output_type -> tidemark.v1.SubscribeResponse
+	37, // 50: tidemark.v1.EventStoreService.Trim:output_type -> tidemark.v1.TrimResponse
+	38, // 51: tidemark.v1.EventStoreService.Delete:output_type -> tidemark.v1.DeleteResponse
+	9,  // 52: tidemark.v1.EventStoreService.GetAggregate:output_type -> tidemark.v1.GetAggregateResponse
+	11, // 53: tidemark.v1.EventStoreService.GetMark:output_type -> tidemark.v1.GetMarkResponse
+	13, // 54: tidemark.v1.EventStoreService.ListMarks:output_type -> tidemark.v1.ListMarksResponse
+	16, // 55: tidemark.v1.EventStoreService.FindEvent:output_type -> tidemark.v1.FindEventResponse
+	18, // 56: tidemark.v1.EventStoreService.ListOrgs:output_type -> tidemark.v1.ListOrgsResponse
+	20, // 57: tidemark.v1.EventStoreService.ListTypes:output_type -> tidemark.v1.ListTypesResponse
+	22, // 58: tidemark.v1.EventStoreService.ListAggregates:output_type -> tidemark.v1.ListAggregatesResponse
+	46, // [46:59] is the sub-list for method output_type
+	33, // [33:46] is the sub-list for method input_type
 	33, // [33:33] is the sub-list for extension type_name
 	33, // [33:33] is the sub-list for extension extendee
 	0,  // [0:33] is the sub-list for field type_name
@@ -2114,6 +2124,7 @@ func file_tidemark_v1_event_store_proto_init() {
 	file_tidemark_v1_common_proto_init()
 	file_tidemark_v1_errors_proto_init()
 	file_tidemark_v1_log_proto_init()
+	file_tidemark_v1_trim_proto_init()
 	file_tidemark_v1_event_store_proto_msgTypes[1].OneofWrappers = []any{}
 	file_tidemark_v1_event_store_proto_msgTypes[10].OneofWrappers = []any{}
 	type x struct{}

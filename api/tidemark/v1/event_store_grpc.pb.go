@@ -25,6 +25,8 @@ const (
 	EventStoreService_Read_FullMethodName           = "/tidemark.v1.EventStoreService/Read"
 	EventStoreService_ReadAll_FullMethodName        = "/tidemark.v1.EventStoreService/ReadAll"
 	EventStoreService_Subscribe_FullMethodName      = "/tidemark.v1.EventStoreService/Subscribe"
+	EventStoreService_Trim_FullMethodName           = "/tidemark.v1.EventStoreService/Trim"
+	EventStoreService_Delete_FullMethodName         = "/tidemark.v1.EventStoreService/Delete"
 	EventStoreService_GetAggregate_FullMethodName   = "/tidemark.v1.EventStoreService/GetAggregate"
 	EventStoreService_GetMark_FullMethodName        = "/tidemark.v1.EventStoreService/GetMark"
 	EventStoreService_ListMarks_FullMethodName      = "/tidemark.v1.EventStoreService/ListMarks"
@@ -53,6 +55,12 @@ type EventStoreServiceClient interface {
 	// without gap, repeat or reordering, until either side ends it. 8006 says where another
 	// node goes on.
 	Subscribe(ctx context.Context, in *SubscribeRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[SubscribeResponse], error)
+	// Trim makes the oldest batches of an aggregate unreadable, for good. Marks stay: a sequence
+	// that was used is refused as before.
+	Trim(ctx context.Context, in *TrimRequest, opts ...grpc.CallOption) (*TrimResponse, error)
+	// Delete deletes aggregates, all or none: what they held cannot be read again. Marks stay,
+	// unless forget_writers. Repeating a Trim or a Delete after an unknown outcome is safe.
+	Delete(ctx context.Context, in *DeleteRequest, opts ...grpc.CallOption) (*DeleteResponse, error)
 	// GetAggregate describes an aggregate. Never existed: 7001. Deleted: answers with `deleted`.
 	GetAggregate(ctx context.Context, in *GetAggregateRequest, opts ...grpc.CallOption) (*GetAggregateResponse, error)
 	// GetMark returns a writer's mark on an aggregate: what a restarting writer asks instead
@@ -148,6 +156,26 @@ func (c *eventStoreServiceClient) Subscribe(ctx context.Context, in *SubscribeRe
 // This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
 type EventStoreService_SubscribeClient = grpc.ServerStreamingClient[SubscribeResponse]
 
+func (c *eventStoreServiceClient) Trim(ctx context.Context, in *TrimRequest, opts ...grpc.CallOption) (*TrimResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(TrimResponse)
+	err := c.cc.Invoke(ctx, EventStoreService_Trim_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *eventStoreServiceClient) Delete(ctx context.Context, in *DeleteRequest, opts ...grpc.CallOption) (*DeleteResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(DeleteResponse)
+	err := c.cc.Invoke(ctx, EventStoreService_Delete_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
 func (c *eventStoreServiceClient) GetAggregate(ctx context.Context, in *GetAggregateRequest, opts ...grpc.CallOption) (*GetAggregateResponse, error) {
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
 	out := new(GetAggregateResponse)
@@ -237,6 +265,12 @@ type EventStoreServiceServer interface {
 	// without gap, repeat or reordering, until either side ends it. 8006 says where another
 	// node goes on.
 	Subscribe(*SubscribeRequest, grpc.ServerStreamingServer[SubscribeResponse]) error
+	// Trim makes the oldest batches of an aggregate unreadable, for good. Marks stay: a sequence
+	// that was used is refused as before.
+	Trim(context.Context, *TrimRequest) (*TrimResponse, error)
+	// Delete deletes aggregates, all or none: what they held cannot be read again. Marks stay,
+	// unless forget_writers. Repeating a Trim or a Delete after an unknown outcome is safe.
+	Delete(context.Context, *DeleteRequest) (*DeleteResponse, error)
 	// GetAggregate describes an aggregate. Never existed: 7001. Deleted: answers with `deleted`.
 	GetAggregate(context.Context, *GetAggregateRequest) (*GetAggregateResponse, error)
 	// GetMark returns a writer's mark on an aggregate: what a restarting writer asks instead
@@ -276,6 +310,12 @@ func (UnimplementedEventStoreServiceServer) ReadAll(*ReadAllRequest, grpc.Server
 }
 func (UnimplementedEventStoreServiceServer) Subscribe(*SubscribeRequest, grpc.ServerStreamingServer[SubscribeResponse]) error {
 	return status.Error(codes.Unimplemented, "method Subscribe not implemented")
+}
+func (UnimplementedEventStoreServiceServer) Trim(context.Context, *TrimRequest) (*TrimResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method Trim not implemented")
+}
+func (UnimplementedEventStoreServiceServer) Delete(context.Context, *DeleteRequest) (*DeleteResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method Delete not implemented")
 }
 func (UnimplementedEventStoreServiceServer) GetAggregate(context.Context, *GetAggregateRequest) (*GetAggregateResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method GetAggregate not implemented")
@@ -369,6 +409,42 @@ func _EventStoreService_Subscribe_Handler(srv interface{}, stream grpc.ServerStr
 
 // This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
 type EventStoreService_SubscribeServer = grpc.ServerStreamingServer[SubscribeResponse]
+
+func _EventStoreService_Trim_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(TrimRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(EventStoreServiceServer).Trim(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: EventStoreService_Trim_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(EventStoreServiceServer).Trim(ctx, req.(*TrimRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _EventStoreService_Delete_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(DeleteRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(EventStoreServiceServer).Delete(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: EventStoreService_Delete_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(EventStoreServiceServer).Delete(ctx, req.(*DeleteRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
 
 func _EventStoreService_GetAggregate_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
 	in := new(GetAggregateRequest)
@@ -506,6 +582,14 @@ var EventStoreService_ServiceDesc = grpc.ServiceDesc{
 		{
 			MethodName: "Append",
 			Handler:    _EventStoreService_Append_Handler,
+		},
+		{
+			MethodName: "Trim",
+			Handler:    _EventStoreService_Trim_Handler,
+		},
+		{
+			MethodName: "Delete",
+			Handler:    _EventStoreService_Delete_Handler,
 		},
 		{
 			MethodName: "GetAggregate",
