@@ -31,6 +31,7 @@ func newCommands() []*cobra.Command {
 		newImportCommand(),
 		newExportCommand(),
 		newClusterCommand(),
+		newInspectCommand(),
 		newBenchCommand(),
 		newConfigCommand(),
 		newVersionCommand(),
