@@ -10,6 +10,7 @@ import (
 	"time"
 
 	pb "github.com/tidemark-db/tidemark/api/tidemark/v1"
+	"github.com/tidemark-db/tidemark/test/offline"
 	"github.com/tidemark-db/tidemark/test/process"
 	"github.com/tidemark-db/tidemark/test/writers"
 )
@@ -35,6 +36,8 @@ const (
 	longest = 500 * time.Millisecond
 	// snapshotsAfter is when a node first looks whether its log is long enough for one.
 	snapshotsAfter = time.Second
+	// compareEvery is how often everything is compared with what the directory held.
+	compareEvery = 10
 )
 
 // nodeArgs make the node flush, snapshot and truncate within the load of a few rounds, so
@@ -65,14 +68,23 @@ func TestNothingAcknowledgedIsLostToAKill(t *testing.T) {
 	set := writers.New("kill", seed, writerCount)
 
 	var slowest time.Duration
-	unknown, snapshots := 0, 0
+	unknown, snapshots, fromTail := 0, 0, 0
 	for round := range *flagRounds {
 		if round%4 == 3 {
 			killWhileStarting(t, o, time.Duration(rng.Int64N(int64(150*time.Millisecond))))
 		}
 		began := time.Now()
+		// What is on disk, by a reader that has nothing of the server's: what the node then has,
+		// before anybody writes, is that and nothing else.
+		var content *offline.Content
+		if round%compareEvery == 1 {
+			content = offline.Read(t, o.DataDir)
+			fromTail += content.FromTail
+			began = time.Now()
+		}
 		n := process.Start(t, o)
 		slowest = max(slowest, time.Since(began))
+		compare(t, content, n)
 		verify(t, set, n)
 
 		before := set.Acknowledged()
@@ -88,7 +100,9 @@ func TestNothingAcknowledgedIsLostToAKill(t *testing.T) {
 		snapshots += strings.Count(n.Log(), `"snapshot taken"`)
 	}
 
+	content := offline.Read(t, o.DataDir)
 	n := process.Start(t, o)
+	compare(t, content, n)
 	verify(t, set, n)
 	// Everything once more from the first batch, this time as one history.
 	set.Recheck()
@@ -101,8 +115,24 @@ func TestNothingAcknowledgedIsLostToAKill(t *testing.T) {
 	if unknown == 0 {
 		t.Error("no kill hit a write in flight: the load is not what this test is for")
 	}
+	if fromTail == 0 {
+		t.Error("no kill left entries that the history lacked: the load is not what this test is for")
+	}
 	if snapshots == 0 && *flagRounds >= 20 {
 		t.Error("no snapshot was taken, so no kill came near one: the load is not what this test is for")
+	}
+}
+
+// compare holds all that a node has against what its directory held before it started.
+func compare(t *testing.T, content *offline.Content, n *process.Node) {
+	t.Helper()
+	if content == nil {
+		return
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	if err := content.Compare(ctx, clients(t, n)[0]); err != nil {
+		t.Fatalf("before and after the start: %v", err)
 	}
 }
 
