@@ -133,7 +133,7 @@ func (s *Shard) admit(ctx context.Context, p *pending) (admitted, error) {
 		// Cold look-ups never stall the others: read outside the lock, then start again.
 		view := s.acquireView()
 		s.mu.Unlock()
-		fills, err := readStates(view, p)
+		fills, err := s.readStates(view, p)
 		index := view.Applied().Index
 		view.Release()
 		if err != nil {
@@ -245,19 +245,23 @@ type fill struct {
 	hasMark bool
 }
 
-func readStates(view *history.View, p *pending) ([]fill, error) {
+func (s *Shard) readStates(view *history.View, p *pending) ([]fill, error) {
 	fills := make([]fill, len(p.writes))
 	for i := range p.writes {
 		w, f := &p.writes[i], &fills[i]
 		var err error
+		began := time.Now()
 		if f.head, err = markHead(view, w.Key); err != nil {
 			return nil, err
 		}
+		s.meter.admissionRebuilt.head(began)
 		if f.head.Exists && f.head.LastClient != p.client {
 			f.hasMark = true
+			began = time.Now()
 			if f.mark, err = view.Mark(w.Key, p.client); err != nil {
 				return nil, err
 			}
+			s.meter.admissionRebuilt.mark(began)
 		}
 	}
 	return fills, nil
@@ -370,7 +374,10 @@ func (s *Shard) answer(ctx context.Context, p *pending, t *tenure) (results []wr
 // majority confirms the term that it was judged in.
 func (s *Shard) sendRefusal(ctx context.Context, ref *refusal, t *tenure) error {
 	if ref.definite() {
-		if err := s.confirmTerm(ctx, t); err != nil {
+		s.meter.refusalsWaiting.Add(1)
+		err := s.confirmTerm(ctx, t)
+		s.meter.refusalsWaiting.Add(-1)
+		if err != nil {
 			return err
 		}
 	}

@@ -27,8 +27,19 @@ const behind = 1000
 // Checks says what this node is well in: it belongs to a cluster, it leads or follows a
 // leader, it has applied what is committed, its data is that of the others, and its disk has
 // room. The order is always the same.
-func (s *Shard) Checks() []Check {
-	st := s.Status()
+func (s *Shard) Checks() []Check { return s.checks(s.Status()) }
+
+// well says whether every check passes or is tolerated.
+func well(checks []Check) bool {
+	for _, c := range checks {
+		if c.Err != nil && !c.Tolerated {
+			return false
+		}
+	}
+	return true
+}
+
+func (s *Shard) checks(st Status) []Check {
 	s.mu.Lock()
 	diverged := s.diverged
 	s.mu.Unlock()

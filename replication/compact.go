@@ -89,5 +89,8 @@ func (s *Shard) snapshot() error {
 	if err := r.ReloadConfig(conf); err != nil {
 		return err
 	}
-	return r.Snapshot().Error()
+	began := time.Now()
+	err = r.Snapshot().Error()
+	s.meter.took(began, err)
+	return err
 }

@@ -42,6 +42,9 @@ func (s *Shard) compareDigests() {
 		}
 		g := s.raftGroup()
 		verdict := judgeDigests(s.identity().serverID(), g.servers(), s.digests.at, s.askDigests(ctx, g, indexes))
+		if verdict.compared {
+			s.meter.comparisons.Add(1)
+		}
 		s.setDiverged(verdict)
 		if verdict.outvoted {
 			s.fatal(fmt.Errorf("%w: at log entry %d a majority of voters agrees and this node does not: keep its data directory for study, then start it with an empty one, and it will copy the others' data", ErrDiverged, verdict.index))

@@ -92,6 +92,19 @@ func (c *entryCache) get(index uint64, out *raft.Log) bool {
 	return false
 }
 
+// peek is get for /metrics: it does not count.
+func (c *entryCache) peek(index uint64, out *raft.Log) error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if len(c.entries) > 0 {
+		if first := c.entries[0].Index; index >= first && index-first < uint64(len(c.entries)) {
+			*out = c.entries[index-first]
+			return nil
+		}
+	}
+	return raft.ErrLogNotFound
+}
+
 func (c *entryCache) stats() EntryCacheStats {
 	c.mu.Lock()
 	defer c.mu.Unlock()

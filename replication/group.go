@@ -133,7 +133,13 @@ func (s *Shard) startRaft() error {
 		_, ok := o.Data.(raft.LeaderObservation)
 		return ok
 	}))
-	g.rounds = newTermRounds(func(ctx context.Context, term uint64) error { return s.askTerm(ctx, g, term) })
+	g.raft.RegisterObserver(raft.NewObserver(nil, false, s.meter.observe))
+	g.rounds = newTermRounds(func(ctx context.Context, term uint64) error {
+		began := time.Now()
+		err := s.askTerm(ctx, g, term)
+		s.meter.asked(time.Since(began), err)
+		return err
+	})
 	s.mu.Lock()
 	s.raft = g
 	s.mu.Unlock()

@@ -61,9 +61,10 @@ func (s *Shard) startMember() error {
 	s.wg.Add(1)
 	go s.compact()
 	if s.net != nil {
-		s.wg.Add(2)
+		s.wg.Add(3)
 		go s.tendMembers()
 		go s.compareDigests()
+		go s.watchPeers()
 	}
 	return nil
 }

@@ -2,6 +2,7 @@ package replication
 
 import (
 	"bytes"
+	"time"
 	"unsafe"
 
 	pb "github.com/tidemark-db/tidemark/api/tidemark/v1"
@@ -17,6 +18,8 @@ type pending struct {
 	buf    []byte
 	writes []record.Write
 	one    [1]record.Write // backs writes of the usual request
+	// arrived is when the request came to the shard.
+	arrived time.Time
 
 	// done is closed when outcome is set. Both belong to the admitting side until then.
 	done    chan struct{}
@@ -61,6 +64,7 @@ func newPending(req *pb.AppendRequest) *pending {
 	p := &pending{
 		client:  req.GetClientId(),
 		confirm: req.GetOnDuplicate() == pb.OnDuplicate_ON_DUPLICATE_CONFIRM,
+		arrived: time.Now(),
 	}
 	p.writes = p.one[:0]
 	size := 64 + len(p.client)

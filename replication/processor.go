@@ -3,6 +3,7 @@ package replication
 import (
 	"encoding/binary"
 	"fmt"
+	"time"
 
 	pb "github.com/tidemark-db/tidemark/api/tidemark/v1"
 	"github.com/tidemark-db/tidemark/mark"
@@ -12,8 +13,8 @@ import (
 )
 
 // processor is Apply without raft: it is fed committed entries in log order and decides
-// over every request in them, from the entry and the history alone. It uses no clock, no
-// iteration over maps and no state of the leader. One goroutine uses it.
+// over every request in them, from the entry and the history alone. It uses no clock (but to
+// time its look-ups), no iteration over maps and no state of the leader. One goroutine uses it.
 //
 // A step is: begin, entry for each entry, then the history's Commit of its batch, then end.
 // Between begin and end, what the entries changed is in heads and marks; after the commit
@@ -33,6 +34,8 @@ type processor struct {
 	changed []markChange
 	// accepted is what the step has written so far: its rows are not in view yet.
 	accepted []acceptedWrite
+
+	rebuilt *rebuilt // times look-ups, for /metrics alone
 
 	states  []writeState
 	changes []history.Change
@@ -59,8 +62,9 @@ type entryResult struct {
 	outcomes            []outcome
 }
 
-func newProcessor(shard uint32, store *history.Store, cache *mark.Cache) *processor {
+func newProcessor(shard uint32, store *history.Store, cache *mark.Cache, times *rebuilt) *processor {
 	return &processor{
+		rebuilt: times,
 		shard:   shard,
 		cache:   cache,
 		batch:   store.NewBatch(),
@@ -148,10 +152,12 @@ func (p *processor) head(k record.Key) (*work, error) {
 	if h, ok := p.cache.Head(k); ok {
 		w.head = *h
 	} else {
+		began := time.Now()
 		h, ok, err := p.view.Head(k)
 		if err != nil {
 			return nil, fmt.Errorf("head of %s: %w", k, err)
 		}
+		p.rebuilt.head(began)
 		w.head = mark.Head{Head: h, Exists: ok}
 		p.cache.FillHead(k, w.head, p.applied.Index)
 	}
@@ -175,10 +181,12 @@ func (p *processor) mark(w *work, client string) (uint64, error) {
 	if m, ok := p.cache.Mark(w.key, client); ok {
 		return m, nil
 	}
+	began := time.Now()
 	m, err := p.view.Mark(w.key, client)
 	if err != nil {
 		return 0, fmt.Errorf("mark of %q on %s: %w", client, w.key, err)
 	}
+	p.rebuilt.mark(began)
 	p.cache.FillMark(w.key, client, m, p.applied.Index)
 	return m, nil
 }

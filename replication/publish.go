@@ -1,6 +1,8 @@
 package replication
 
 import (
+	"time"
+
 	"github.com/hashicorp/raft"
 
 	"github.com/tidemark-db/tidemark/wal/history"
@@ -35,6 +37,7 @@ func (f *fsm) ApplyBatch(logs []*raft.Log) []any {
 
 // step applies a first part of logs and returns how many.
 func (s *Shard) step(logs []*raft.Log) (int, error) {
+	began := time.Now()
 	if s.failed() {
 		return len(logs), nil // after a fatal error nothing is applied, and nobody is answered
 	}
@@ -66,7 +69,8 @@ func (s *Shard) step(logs []*raft.Log) (int, error) {
 	if hook := s.opts.Hooks.BeforePublish; hook != nil {
 		hook()
 	}
-	s.publish(s.store.View(), results)
+	s.publish(s.store.View(), results, began)
+	s.meter.apply.Observe(time.Since(began).Seconds())
 	s.proc.end()
 	clear(results)
 	return n, nil
@@ -81,8 +85,8 @@ func (s *Shard) wanted(term, ticket uint64) bool {
 
 // publish makes a step visible at one moment: the new view, the heads and marks that
 // changed, and with them the departure of its requests from the overlay. Then it wakes the
-// callers.
-func (s *Shard) publish(view *history.View, results []entryResult) {
+// callers. The step began when its entries were committed and their turn had come.
+func (s *Shard) publish(view *history.View, results []entryResult, began time.Time) {
 	index := s.proc.applied.Index
 	s.digests.addAll(results)
 	finished := s.finished[:0]
@@ -105,6 +109,7 @@ func (s *Shard) publish(view *history.View, results []entryResult) {
 				continue
 			}
 			delete(t.proposed, r.ticket)
+			s.meter.replication.Observe(began.Sub(g.handed).Seconds())
 			for j, p := range g.requests {
 				t.leave(p)
 				if !g.answered {

@@ -92,7 +92,10 @@ func (s *Shard) admitRead(ctx context.Context, o ReadOptions) error {
 			// has answered since, and to wait for what is committed and not applied here:
 			// somebody may have read that on another node.
 			committed := t.group.committed()
-			if err := s.confirmTerm(ctx, t); err != nil {
+			s.meter.readsWaiting.Add(1)
+			err := s.confirmTerm(ctx, t)
+			s.meter.readsWaiting.Add(-1)
+			if err != nil {
 				return err
 			}
 			if err := s.awaitIndex(ctx, committed); err != nil {

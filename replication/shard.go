@@ -33,8 +33,9 @@ const (
 // Shard is one replicated log with its history, marks and raft group. Everything that a
 // node holds of one shard belongs to its Shard; nothing is global.
 type Shard struct {
-	opts Options
-	log  *zap.Logger
+	opts  Options
+	log   *zap.Logger
+	meter *meter
 
 	// ident is replaced, not changed, under idMu.
 	ident    atomic.Pointer[identity]
@@ -56,6 +57,10 @@ type Shard struct {
 	mismatches atomic.Uint64
 	// leaderCommit is the newest commit index that a leader has told of; 0 = none yet.
 	leaderCommit atomic.Uint64
+
+	// passed is what appliedThrough found last, seen what the watchers for /metrics did.
+	passed atomic.Pointer[passedOver]
+	seen   seen
 
 	// park, if not nil, stands in for the waiting of calls, and for what runs beside a call
 	// that holds no lock (done is nil): the simulation steers it.
@@ -109,7 +114,7 @@ type Shard struct {
 func Open(o Options) (*Shard, error) {
 	o.setDefaults()
 	s := &Shard{
-		opts: o, log: o.Logger,
+		opts: o, log: o.Logger, meter: newMeter(),
 		cache:      mark.NewCache(o.HeadCacheBytes/2, o.MarkCacheBytes/2),
 		leaderWait: make(chan struct{}),
 		formWake:   make(chan struct{}, 1),
@@ -153,7 +158,7 @@ func (s *Shard) open() (err error) {
 		return err
 	}
 	s.ident.Store(&id)
-	if s.tail, err = tail.Open(tail.Options{Dir: s.path("tail"), SegmentSize: o.SegmentBytes, OnFatal: s.fatal, OnSync: o.OnSync, Logger: o.Logger}); err != nil {
+	if s.tail, err = tail.Open(tail.Options{Dir: s.path("tail"), SegmentSize: o.SegmentBytes, OnFatal: s.fatal, OnSync: s.synced, Logger: o.Logger}); err != nil {
 		return err
 	}
 	if s.stable, err = stable.Open(stable.Options{Path: s.path("raft.db"), OnFatal: s.fatal}); err != nil {
@@ -162,7 +167,7 @@ func (s *Shard) open() (err error) {
 	if err := s.checkTerm(); err != nil {
 		return err
 	}
-	if s.snaps, err = openSnapshots(s.path("snapshots"), snapshotOptions{log: s.log, identity: s.identity, room: s.diskRoom}); err != nil {
+	if s.snaps, err = openSnapshots(s.path("snapshots"), snapshotOptions{log: s.log, identity: s.identity, room: s.diskRoom, meter: s.meter}); err != nil {
 		return err
 	}
 	s.logs = &logStore{
@@ -173,7 +178,7 @@ func (s *Shard) open() (err error) {
 		return s.AdviseOn(err)
 	}
 	s.view = s.store.View()
-	s.proc = newProcessor(o.Shard, s.store, mark.NewCache(o.HeadCacheBytes-o.HeadCacheBytes/2, o.MarkCacheBytes-o.MarkCacheBytes/2))
+	s.proc = newProcessor(o.Shard, s.store, mark.NewCache(o.HeadCacheBytes-o.HeadCacheBytes/2, o.MarkCacheBytes-o.MarkCacheBytes/2), &s.meter.applyRebuilt)
 	s.lastStamp = s.proc.applied.CommittedAt
 	if s.disk, err = watchDisk(o, s.stopped, &s.wg); err != nil {
 		return err
@@ -199,9 +204,18 @@ func (s *Shard) open() (err error) {
 			return err
 		}
 	}
-	s.wg.Add(1)
+	s.wg.Add(2)
 	go s.supervise(member)
+	go s.watchHistory()
 	return nil
+}
+
+// synced is told of each flush of the tail.
+func (s *Shard) synced(took time.Duration, bytes int) {
+	s.meter.synced(took, bytes)
+	if s.opts.OnSync != nil {
+		s.opts.OnSync(took, bytes)
+	}
 }
 
 func (s *Shard) path(name string) string { return filepath.Join(s.opts.Dir, name) }

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"time"
 
 	"github.com/hashicorp/raft"
 )
@@ -16,6 +17,7 @@ type snapshotSink struct {
 	dir   string
 	meta  snapshotMeta
 	recv  *receiver // nil until the first Write
+	began time.Time // of that
 	// there: this snapshot is there already; what comes is dropped.
 	there bool
 	ended bool
@@ -65,6 +67,7 @@ func (k *snapshotSink) Write(p []byte) (int, error) {
 		if err := os.Mkdir(k.history(), 0o755); err != nil {
 			return 0, err
 		}
+		k.began = time.Now()
 		k.meta.Received, k.meta.Pending = true, true
 		k.recv = newReceiver(k.accept, func(name string) (durableFile, error) {
 			return os.OpenFile(filepath.Join(k.history(), name), os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o644)
@@ -101,6 +104,7 @@ func (k *snapshotSink) Cancel() error {
 	k.ended = true
 	if k.recv != nil {
 		_ = k.recv.finish()
+		k.store.opts.meter.received(k.began, false)
 	}
 	return os.RemoveAll(k.dir)
 }
@@ -115,6 +119,9 @@ func (k *snapshotSink) Close() error {
 		return errors.Join(err, k.Cancel())
 	}
 	k.ended = true
+	if k.recv != nil {
+		k.store.opts.meter.received(k.began, true)
+	}
 	return nil
 }
 

@@ -35,8 +35,10 @@ type snapshotStore struct {
 	mu sync.Mutex
 	// newestMeta is the newest complete snapshot; nil = there is none.
 	newestMeta *snapshotMeta
-	lentOut    map[string]*loan
-	sinks      int // numbers temporary directories
+	// newestAt is when that came to be complete.
+	newestAt time.Time
+	lentOut  map[string]*loan
+	sinks    int // numbers temporary directories
 }
 
 // snapshotOptions are what a snapshotStore needs from its shard.
@@ -46,6 +48,8 @@ type snapshotOptions struct {
 	identity func() *identity
 	// room is how many bytes a snapshot from another node may take; negative = any.
 	room func() int64
+	// meter counts snapshots; nil makes an own one.
+	meter *meter
 }
 
 // snapshotMeta is what meta.json says.
@@ -93,6 +97,9 @@ var _ raft.SnapshotStore = (*snapshotStore)(nil)
 
 // openSnapshots opens the store and removes what a crash left half done.
 func openSnapshots(dir string, o snapshotOptions) (*snapshotStore, error) {
+	if o.meter == nil {
+		o.meter = newMeter()
+	}
 	if err := makeDir(dir); err != nil {
 		return nil, fmt.Errorf("snapshots: %w", err)
 	}
@@ -127,7 +134,11 @@ func (s *snapshotStore) load() error {
 	slices.SortFunc(all, func(a, b *snapshotMeta) int { return compareIndex(b.Index, a.Index) })
 	for i, m := range all {
 		if i == 0 {
-			s.newestMeta = m
+			info, err := os.Stat(filepath.Join(s.dir, m.ID, snapshotMetaFile))
+			if err != nil {
+				return err
+			}
+			s.newestMeta, s.newestAt = m, info.ModTime()
 			continue
 		}
 		if err := s.remove(m.ID); err != nil {
@@ -178,6 +189,13 @@ func (s *snapshotStore) newest() *snapshotMeta {
 	return s.newestMeta
 }
 
+// age returns the newest snapshot and when it was complete; nil if there is none.
+func (s *snapshotStore) age() (*snapshotMeta, time.Time) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.newestMeta, s.newestAt
+}
+
 // List returns the newest snapshot, if there is one.
 func (s *snapshotStore) List() ([]*raft.SnapshotMeta, error) {
 	m := s.newest()
@@ -206,7 +224,7 @@ func (s *snapshotStore) Open(id string) (*raft.SnapshotMeta, io.ReadCloser, erro
 	}
 	l.readers++
 	s.mu.Unlock()
-	r := &snapshotStream{meta: m, dir: s.historyDir(id), onClose: func() { s.giveBack(l) }}
+	r := &snapshotStream{meta: m, dir: s.historyDir(id), onClose: func() { s.giveBack(l) }, meter: s.opts.meter}
 	var err error
 	if r.files, err = checkpointFiles(r.dir); err == nil {
 		r.pending, err = streamHeader(m.transferInfo(), r.files)
@@ -265,7 +283,7 @@ func (s *snapshotStore) lentCount() int {
 // nobody needs that now. mu is held.
 func (s *snapshotStore) supersede(m *snapshotMeta) (gone string) {
 	old := s.newestMeta
-	s.newestMeta = m
+	s.newestMeta, s.newestAt = m, s.now()
 	if old == nil {
 		return ""
 	}

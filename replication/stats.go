@@ -1,9 +1,24 @@
 package replication
 
-import "github.com/tidemark-db/tidemark/mark"
+import (
+	"time"
 
-// Stats is how far a shard uses what its options bound. Sizes are bytes.
+	"github.com/hashicorp/raft"
+	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/tidemark-db/tidemark/mark"
+	"github.com/tidemark-db/tidemark/replication/peer"
+	"github.com/tidemark-db/tidemark/wal/history"
+)
+
+// Stats is what a shard shows of itself on /metrics: how far it uses what its options bound, and
+// what it has counted since it was opened. Sizes are bytes. docs/metrics.md says what each
+// means.
 type Stats struct {
+	Status Status
+	// Well: every check passes or is tolerated.
+	Well bool
+
 	// MaxInFlightBytes bounds Status.InFlightBytes. MinFreeDiskBytes is the reserve of disk
 	// space; 0 = none.
 	MaxInFlightBytes, MinFreeDiskBytes int64
@@ -14,8 +29,35 @@ type Stats struct {
 	AdmissionHeads, AdmissionMarks mark.Stats
 	ApplyHeads, ApplyMarks         mark.Stats
 
-	// LogCache keeps the newest log entries.
-	LogCache EntryCacheStats
+	// The log: its bounds, what was made durable of it, and what stands behind the newest
+	// snapshot.
+	FirstIndex, LastIndex    uint64
+	TailWrittenBytes         uint64
+	TailSinceSnapshot        int64
+	LogCache                 EntryCacheStats
+	Elections, LeaderChanges uint64
+
+	// Voters and Nonvoters are the members; Peers all but this one.
+	Voters, Nonvoters int
+	Peers             []PeerStats
+	// Connections are those of the port for other nodes; nil = this node has none.
+	Connections *peer.Stats
+
+	// What waits for a majority to confirm the term, and the rounds of asking it.
+	RefusalsWaiting, ReadsWaiting int64
+	RoundsConfirmed, RoundsFailed uint64
+
+	DigestComparisons, DigestMismatches uint64
+	// Diverged: nodes hold different data, and no writes are taken.
+	Diverged bool
+
+	// The newest snapshot; SnapshotAt is zero if there is none.
+	SnapshotAt                        time.Time
+	SnapshotIndex                     uint64
+	SnapshotBytes                     int64
+	SnapshotsTaken, SnapshotsFailed   uint64
+	SnapshotsSent, SnapshotSentBytes  uint64
+	SnapshotsReceived, ReceivesFailed uint64
 	// RetiredHistories gave way to another node's and are still read, of MaxRetiredHistories:
 	// the next one to give way would wait then. LentSnapshots are being sent to other nodes, or
 	// were until a minute ago: the log behind them is kept, up to MaxLentLogBytes.
@@ -23,40 +65,45 @@ type Stats struct {
 	LentSnapshots                         int
 	MaxLentLogBytes                       int64
 
-	// History is nil once the shard is closed or has failed.
-	History *HistoryStats
+	// History is as of the last second; nil once the shard has failed.
+	History *history.Stats
+
+	Histograms []prometheus.Histogram
 }
 
-// HistoryStats is what the history has in memory and on disk.
-type HistoryStats struct {
-	// The cache of blocks that were read.
-	BlockCacheBytes, BlockCacheLimit int64
-	BlockCacheHits, BlockCacheMisses int64
-	// Memtables that are written or wait for a flush, and those that only readers still hold.
-	// MemtableLimit is the size of one.
-	Memtables, ZombieMemtables                        int64
-	MemtableBytes, ZombieMemtableBytes, MemtableLimit int64
-	// Snapshots are the moments that readers hold.
-	Snapshots int
-	// L0Sublevels is how many tables of the first level a look-up may have to ask, and
-	// CompactionDebtBytes how much is to be compacted.
-	L0Sublevels         int
-	CompactionDebtBytes int64
-	DiskBytes           int64
-}
-
-// Stats says how full the shard's bounded things are. It never waits for Apply.
+// Stats says where the shard is and how full its bounded things are. It waits for no disk, and
+// for no lock that is held for long.
 func (s *Shard) Stats() Stats {
-	o := s.opts
+	o, m := s.opts, s.meter
 	st := Stats{
+		Status:           s.statusAs(s.logs.cache.peek),
 		MaxInFlightBytes: o.MaxInFlightBytes, MaxOutstandingEntries: o.MaxOutstandingEntries,
 		MinFreeDiskBytes: max(o.MinFreeDiskBytes, 0),
-		LogCache:         s.logs.cache.stats(),
+		TailWrittenBytes: m.writtenBytes.Load(), LogCache: s.logs.cache.stats(),
+		Elections: m.elections.Load(), LeaderChanges: m.leaderChanges.Load(),
+		RefusalsWaiting: m.refusalsWaiting.Load(), ReadsWaiting: m.readsWaiting.Load(),
+		RoundsConfirmed: m.roundsConfirmed.Load(), RoundsFailed: m.roundsFailed.Load(),
+		DigestComparisons: m.comparisons.Load(), DigestMismatches: s.mismatches.Load(),
+		SnapshotsTaken: m.snapshotsTaken.Load(), SnapshotsFailed: m.snapshotsFailed.Load(),
+		SnapshotsSent: m.snapshotsSent.Load(), SnapshotSentBytes: m.snapshotSentBytes.Load(),
+		SnapshotsReceived: m.snapshotsReceived.Load(), ReceivesFailed: m.receivesFailed.Load(),
 		RetiredHistories: len(s.hist.slots), MaxRetiredHistories: maxRetired,
-		LentSnapshots: s.snaps.lentCount(), MaxLentLogBytes: s.logs.maxLent,
+		MaxLentLogBytes: s.logs.maxLent,
+		History:         s.seen.history.Load(), Histograms: m.histograms(),
+	}
+	st.Well = well(s.checks(st.Status))
+	// An error means that the log is closed or has failed: then it has no bounds.
+	st.FirstIndex, _ = s.tail.FirstIndex()
+	st.LastIndex, _ = s.tail.LastIndex()
+	if snaps := s.seen.snapshots.Load(); snaps != nil {
+		st.TailSinceSnapshot, st.LentSnapshots = snaps.behind, snaps.lent
+		if m := snaps.newest; m != nil {
+			st.SnapshotAt, st.SnapshotIndex, st.SnapshotBytes = snaps.at, m.Index, m.Size
+		}
 	}
 	s.mu.Lock()
-	cache, proc, store, view := s.cache, s.proc, s.store, s.acquireView()
+	cache, proc, g := s.cache, s.proc, s.raft
+	st.Diverged = s.diverged.undecided
 	if s.tenure != nil {
 		st.OutstandingEntries = len(s.tenure.proposed)
 	}
@@ -65,24 +112,23 @@ func (s *Shard) Stats() Stats {
 	if proc != nil {
 		st.ApplyHeads, st.ApplyMarks = proc.cache.Stats()
 	}
-	if view == nil {
-		return st
+	if s.net != nil {
+		c := s.net.Stats()
+		st.Connections = &c
 	}
-	// The store is not closed while a view of it is held.
-	defer view.Release()
+	if g != nil {
+		members := g.members()
+		for _, server := range members {
+			if server.Suffrage == raft.Voter {
+				st.Voters++
+			} else {
+				st.Nonvoters++
+			}
+		}
+		st.Peers = s.seen.list(members)
+	}
 	if s.failed() {
-		return st // Pebble may have stopped with its locks held
-	}
-	m := store.Metrics()
-	st.History = &HistoryStats{
-		BlockCacheBytes: m.BlockCache.Size, BlockCacheLimit: o.BlockCacheBytes,
-		BlockCacheHits: m.BlockCache.Hits, BlockCacheMisses: m.BlockCache.Misses,
-		Memtables: m.MemTable.Count, ZombieMemtables: m.MemTable.ZombieCount,
-		MemtableBytes: int64(m.MemTable.Size), ZombieMemtableBytes: int64(m.MemTable.ZombieSize),
-		MemtableLimit: o.MemTableBytes,
-		Snapshots:     m.Snapshots.Count,
-		L0Sublevels:   int(m.Levels[0].Sublevels), CompactionDebtBytes: int64(m.Compact.EstimatedDebt),
-		DiskBytes: int64(m.DiskSpaceUsage()),
+		st.History = nil
 	}
 	return st
 }

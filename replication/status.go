@@ -25,7 +25,10 @@ type Status struct {
 }
 
 // Status says where the shard is.
-func (s *Shard) Status() Status {
+func (s *Shard) Status() Status { return s.statusAs(s.logs.GetLog) }
+
+// statusAs is Status, with what reads the log.
+func (s *Shard) statusAs(read func(uint64, *raft.Log) error) Status {
 	id := s.identity()
 	st := Status{
 		NodeID: s.opts.NodeID, Generation: id.Generation, ClusterID: id.ClusterID, Timeline: id.Timeline,
@@ -36,10 +39,8 @@ func (s *Shard) Status() Status {
 	}
 
 	s.mu.Lock()
-	defer s.mu.Unlock()
 	st.Waiting = s.waiting
 	a := s.view.Applied()
-	st.AppliedIndex, st.LastPosition = s.appliedThrough(a.Index, st.CommitIndex), a.Position
 	if t := s.tenure; t != nil {
 		st.Ready = t.ready && !s.stopping
 		st.InFlightBytes = t.bytes
@@ -49,6 +50,8 @@ func (s *Shard) Status() Status {
 			st.InFlightRequests += len(g.requests)
 		}
 	}
+	s.mu.Unlock()
+	st.AppliedIndex, st.LastPosition = s.appliedThrough(a.Index, st.CommitIndex, read), a.Position
 	return st
 }
 
@@ -56,17 +59,26 @@ func (s *Shard) Status() Status {
 const maxPassedOver = 64
 
 // appliedThrough is the index up to which nothing is left to apply: entries of raft's own
-// change nothing, and an idle node that has only those before it is up to date.
-func (s *Shard) appliedThrough(applied, commit uint64) uint64 {
+// change nothing, and an idle node that has only those before it is up to date. What was found
+// out once is remembered.
+func (s *Shard) appliedThrough(applied, commit uint64, read func(uint64, *raft.Log) error) uint64 {
+	through := applied
+	if p := s.passed.Load(); p != nil && p.applied == applied {
+		through = p.through
+	}
 	for range maxPassedOver {
 		var e raft.Log
-		if applied >= commit || s.logs.GetLog(applied+1, &e) != nil || e.Type == raft.LogCommand {
+		if through >= commit || read(through+1, &e) != nil || e.Type == raft.LogCommand {
 			break
 		}
-		applied++
+		through++
 	}
-	return applied
+	s.passed.Store(&passedOver{applied, through})
+	return through
 }
+
+// passedOver remembers that the entries behind applied and up to through are raft's own.
+type passedOver struct{ applied, through uint64 }
 
 // raftStatus fills in what raft knows.
 func (s *Shard) raftStatus(st *Status, r *raft.Raft) {

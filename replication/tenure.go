@@ -3,6 +3,7 @@ package replication
 import (
 	"errors"
 	"fmt"
+	"time"
 
 	"github.com/hashicorp/raft"
 	"go.uber.org/zap"
@@ -44,6 +45,9 @@ type proposal struct {
 	// answered: the callers were told that the outcome is unknown. The requests stay in the
 	// overlay until Apply has run or the term ends.
 	answered bool
+	// handed is when raft got the entry. The batcher sets it before that, so whoever has the
+	// entry from raft may read it.
+	handed time.Time
 }
 
 func newTenure(term uint64, g group) *tenure {
@@ -138,6 +142,7 @@ func (s *Shard) batch(t *tenure) {
 			hook()
 		}
 		data := g.entry(t.term)
+		s.meter.proposes(g, len(data))
 		future := t.group.propose(data)
 		// At most MaxOutstandingEntries of these, each ends with its future. Should raft
 		// never resolve one, its callers still have their deadlines, and the tenure its end.

@@ -140,10 +140,17 @@ type snapshotStream struct {
 	all     []byte           // the contents' checksums so far
 	ended   bool             // the trailer is in pending, or was read
 	onClose func()
+	meter   *meter
 }
 
 // Read reads on in the stream.
 func (r *snapshotStream) Read(p []byte) (int, error) {
+	n, err := r.read(p)
+	r.meter.snapshotSentBytes.Add(uint64(n))
+	return n, err
+}
+
+func (r *snapshotStream) read(p []byte) (int, error) {
 	for len(p) > 0 {
 		switch {
 		case len(r.pending) > 0:
@@ -201,6 +208,9 @@ func (r *snapshotStream) Close() error {
 	}
 	r.onClose()
 	r.onClose = nil
+	if r.ended && len(r.pending) == 0 {
+		r.meter.snapshotsSent.Add(1)
+	}
 	if r.f != nil {
 		_ = r.f.Close() // it was only read
 		r.f = nil

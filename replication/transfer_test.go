@@ -86,7 +86,7 @@ func sampleStream(t testing.TB, content map[string]string) ([]byte, int64) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	r := &snapshotStream{meta: &snapshotMeta{}, dir: dir, files: files, pending: header, onClose: func() {}}
+	r := &snapshotStream{meter: newMeter(), meta: &snapshotMeta{}, dir: dir, files: files, pending: header, onClose: func() {}}
 	size := streamSize(header, files)
 	b, err := io.ReadAll(iotest.OneByteReader(r))
 	if err := errors.Join(err, r.Close(), r.Close()); err != nil {

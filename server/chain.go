@@ -51,6 +51,7 @@ type chain struct {
 	refused atomic.Uint64
 
 	budget *readBudget // of the bytes of reads
+	meter  *meter
 
 	authenticate Authenticator // may be nil
 	observe      Observer      // may be nil
@@ -73,15 +74,21 @@ func (r registrar) RegisterService(desc *grpc.ServiceDesc, impl any) {
 	wrapped := *desc
 	wrapped.Methods = make([]grpc.MethodDesc, len(desc.Methods))
 	for i, m := range desc.Methods {
-		m.Handler = r.chain.unary(rpcOf(desc.ServiceName, m.MethodName), m.Handler)
+		m.Handler = r.chain.unary(r.rpc(desc.ServiceName, m.MethodName), m.Handler)
 		wrapped.Methods[i] = m
 	}
 	wrapped.Streams = make([]grpc.StreamDesc, len(desc.Streams))
 	for i, s := range desc.Streams {
-		s.Handler = r.chain.stream(rpcOf(desc.ServiceName, s.StreamName), s.Handler)
+		s.Handler = r.chain.stream(r.rpc(desc.ServiceName, s.StreamName), s.Handler)
 		wrapped.Streams[i] = s
 	}
 	r.Server.RegisterService(&wrapped, impl)
+}
+
+func (r registrar) rpc(service, method string) rpc {
+	known := rpcOf(service, method)
+	r.chain.meter.attach(&known)
+	return known
 }
 
 // rpc is what the chain knows of a method.
@@ -93,6 +100,10 @@ type rpc struct {
 	// read: a method that reads. Reads have a bound of their own below that of all calls, so
 	// that readers who do not take their answers leave room for writers.
 	read bool
+	// appends: it is what appends_total counts; timed is of a method that reads and ends by
+	// itself.
+	appends bool
+	timed   *readMeter
 }
 
 func rpcOf(service, method string) rpc {
@@ -161,9 +172,7 @@ type call struct {
 // begin admits the call or says why not.
 func (x *call) begin(ctx context.Context) (context.Context, error) {
 	c := x.chain
-	if c.observe != nil {
-		x.start = time.Now()
-	}
+	x.start = time.Now()
 	if x.rpc.own {
 		x.counted = true
 		if n := c.calls.Add(1); n > c.maxCalls {
@@ -233,6 +242,7 @@ func (x *call) end(panicked any, err error) error {
 		c.reads.Add(-1)
 	}
 	if panicked != nil {
+		c.meter.panics.Add(1)
 		c.log.Error("a call panicked", zap.String("method", x.rpc.method),
 			zap.Any("panic", panicked), zap.ByteString("stack", debug.Stack()))
 		err = api.Errorf(pb.ErrorCode_ERROR_CODE_INTERNAL,
@@ -240,9 +250,11 @@ func (x *call) end(panicked any, err error) error {
 	} else if err != nil {
 		err = c.answer(x.rpc.method, err)
 	}
+	grpcCode, code := codesOf(err)
+	took := time.Since(x.start)
+	c.meter.ended(&x.rpc, grpcCode, code, took)
 	if c.observe != nil {
-		grpcCode, code := codesOf(err)
-		c.observe(x.rpc.method, grpcCode, code, time.Since(x.start))
+		c.observe(x.rpc.method, grpcCode, code, took)
 	}
 	return err
 }

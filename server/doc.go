@@ -24,5 +24,6 @@
 //
 // Dependencies: google.golang.org/grpc and protobuf are the wire; its health and reflection
 // packages are the standard services; go.uber.org/zap is the project's log;
-// prometheus/client_golang serves /metrics.
+// prometheus/client_golang serves /metrics (metrics.go, meter.go; the names are in
+// internal/metric).
 package server

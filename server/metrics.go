@@ -1,14 +1,25 @@
 package server
 
 import (
+	"strconv"
+	"time"
+
 	"github.com/prometheus/client_golang/prometheus"
 
+	"github.com/tidemark-db/tidemark/internal/metric"
 	"github.com/tidemark-db/tidemark/mark"
+	"github.com/tidemark-db/tidemark/replication"
+	"github.com/tidemark-db/tidemark/replication/peer"
+	"github.com/tidemark-db/tidemark/wal/history"
 )
 
-// collector shows, at each scrape, every bound of the node and how much of it is in use. What
-// is bounded has no metric of its own to keep: the figures are read where they are kept.
-type collector struct{ server *Server }
+// collector shows, at each scrape, what the node has counted, every bound of it and how much of
+// that is in use. Most has no metric of its own to keep: the figures are read where they are
+// kept. It waits for no disk, and takes no lock that is held over one.
+type collector struct {
+	server *Server
+	table  *metric.Table
+}
 
 // Describe implements prometheus.Collector. Without descriptions the registry checks each
 // scrape instead, and what is collected is listed in one place only.
@@ -16,100 +27,219 @@ func (c *collector) Describe(chan<- *prometheus.Desc) {}
 
 // Collect implements prometheus.Collector.
 func (c *collector) Collect(to chan<- prometheus.Metric) {
-	m := sink{to}
-	m.calls(c.server.chain)
-	m.reads(c.server.chain.budget.use())
-	m.connections("grpc", c.server.conns)
-	m.connections("http", c.server.webConns)
-	m.shard(c.server.opts.Shard)
-}
+	m := sink{c.table.Sink(to)}
+	s := c.server
+	m.calls(s.chain)
+	m.measured(s.chain.meter)
+	m.reads(s.chain.budget.use())
+	m.connections("grpc", s.conns)
+	m.connections("http", s.webConns)
+	m.process(s)
 
-// sink makes metrics. Labels come in pairs of name and value.
-type sink struct{ to chan<- prometheus.Metric }
-
-func (m sink) gauge(name, help string, v float64, labels ...string) {
-	m.emit(prometheus.GaugeValue, name, help, v, labels)
-}
-
-func (m sink) counter(name, help string, v float64, labels ...string) {
-	m.emit(prometheus.CounterValue, name, help, v, labels)
-}
-
-func (m sink) emit(kind prometheus.ValueType, name, help string, v float64, labels []string) {
-	var names, values []string
-	for i := 0; i < len(labels); i += 2 {
-		names, values = append(names, labels[i]), append(values, labels[i+1])
+	st := s.opts.Shard.Stats()
+	m.Flag("ready", st.Well && s.serving().Err == nil)
+	m.Histograms(st.Histograms...)
+	m.writes(&st)
+	m.cluster(&st)
+	m.log(&st)
+	m.snapshots(&st)
+	if st.History != nil {
+		m.history(st.History)
 	}
-	m.to <- prometheus.MustNewConstMetric(prometheus.NewDesc("tidemark_"+name, help, names, nil), kind, v, values...)
 }
+
+type sink struct{ metric.Sink }
 
 func (m sink) calls(c *chain) {
-	m.gauge("calls", "Calls that are worked on, health and reflection left out.", float64(c.calls.Load()))
-	m.gauge("calls_limit", "Most calls that are worked on at once (max-concurrent-calls).", float64(c.maxCalls))
-	m.gauge("read_calls", "Calls that read and are worked on.", float64(c.reads.Load()))
-	m.gauge("read_calls_limit", "Most calls that read and are worked on at once (max-concurrent-reads).", float64(c.maxReads))
-	m.gauge("request_bytes", "Bytes of the requests that are worked on, as encoded.", float64(c.bytes.Load()))
-	m.gauge("request_limit_bytes", "Most bytes of requests that are worked on at once (twice max-in-flight-bytes).", float64(c.maxBytes))
-	m.counter("calls_refused_total", "Calls that were answered 11000 (ServerBusy) because a bound was reached.", float64(c.refused.Load()))
+	m.Gauge("calls", float64(c.calls.Load()))
+	m.Gauge("calls_limit", float64(c.maxCalls))
+	m.Gauge("read_calls", float64(c.reads.Load()))
+	m.Gauge("read_calls_limit", float64(c.maxReads))
+	m.Gauge("request_bytes", float64(c.bytes.Load()))
+	m.Gauge("request_limit_bytes", float64(c.maxBytes))
+	m.Counter("calls_refused_total", float64(c.refused.Load()))
+}
+
+func (m sink) measured(c *meter) {
+	for i, o := range c.outcomes {
+		m.Counter("appends_total", float64(c.counts[i].Load()), o.Values()...)
+	}
+	for _, h := range c.appends {
+		m.Histograms(h)
+	}
+	for method, r := range c.reads {
+		m.Histograms(r.took)
+		m.Counter("reads_total", float64(r.ok.Load()), method, metric.ResultOK)
+		m.Counter("reads_total", float64(r.refused.Load()), method, metric.ResultRefused)
+		m.Counter("reads_total", float64(r.failed.Load()), method, metric.ResultFailed)
+		m.Counter("reads_total", float64(r.cancelled.Load()), method, metric.ResultCancelled)
+	}
+	m.Counter("call_panics_total", float64(c.panics.Load()))
+	m.Counter("backups_total", float64(c.backupsSent.Load()), "sent")
+	m.Counter("backups_total", float64(c.backupsFailed.Load()), "failed")
+	m.Counter("backup_sent_bytes_total", float64(c.backupBytes.Load()))
+	m.Gauge("backup_timestamp_seconds", float64(c.backupAt.Load())/1e9)
+	m.Gauge("start_duration_seconds", time.Duration(c.start.Load()).Seconds())
 }
 
 func (m sink) reads(u readUse) {
-	m.gauge("read_bytes", "Bytes of answers to reads that are being built or that clients have not taken yet.", float64(u.bytes))
-	m.gauge("read_limit_bytes", "Bytes above which reads wait for clients to take answers (max-read-bytes).", float64(u.limit))
-	m.gauge("reads_waiting", "Reads that wait because answers hold too many bytes.", float64(u.waiting))
-	m.counter("read_waits_total", "Times that a read had to wait because answers held too many bytes.", float64(u.waits))
-	m.counter("stalled_connections_closed_total", "Connections closed because their clients took no answers while other reads waited for the memory.", float64(u.cuts))
+	m.Gauge("read_bytes", float64(u.bytes))
+	m.Gauge("read_limit_bytes", float64(u.limit))
+	m.Gauge("reads_waiting", float64(u.waiting))
+	m.Counter("read_waits_total", float64(u.waits))
+	m.Counter("stalled_connections_closed_total", float64(u.cuts))
 }
 
 func (m sink) connections(listener string, b *connBound) {
-	label := []string{"listener", listener}
-	m.gauge("connections", "Open connections.", float64(b.open.Load()), label...)
-	m.gauge("connections_limit", "Most open connections.", float64(b.most), label...)
-	m.counter("connections_refused_total", "Connections closed at once because there were too many.", float64(b.refused.Load()), label...)
+	m.Gauge("connections", float64(b.open.Load()), listener)
+	m.Gauge("connections_limit", float64(b.most), listener)
+	m.Counter("connections_refused_total", float64(b.refused.Load()), listener)
 }
 
-func (m sink) shard(s Shard) {
-	status, stats := s.Status(), s.Stats()
-	m.gauge("in_flight_requests", "Appends that are admitted and not decided.", float64(status.InFlightRequests))
-	m.gauge("in_flight_aggregates", "Aggregates that appends in flight write to.", float64(status.OverlayAggregates))
-	m.gauge("in_flight_bytes", "Bytes of the appends in flight.", float64(status.InFlightBytes))
-	m.gauge("in_flight_limit_bytes", "Bytes in flight above which appends are answered 2012 (max-in-flight-bytes).", float64(stats.MaxInFlightBytes))
-	m.gauge("outstanding_entries", "Log entries that are proposed and not decided.", float64(stats.OutstandingEntries))
-	m.gauge("outstanding_entries_limit", "Most log entries that are proposed at once.", float64(stats.MaxOutstandingEntries))
-	m.gauge("tail_bytes", "Size of the tail, the log that is not in the history alone, on disk.", float64(status.TailBytes))
-	m.gauge("disk_free_bytes", "Free space where the data directory is.", float64(status.FreeDiskBytes))
-	m.gauge("disk_free_reserve_bytes", "Free space below which appends are answered 2018 (min-free-disk-bytes); 0 = none.", float64(stats.MinFreeDiskBytes))
+func (m sink) process(s *Server) {
+	b := s.opts.Build
+	m.Gauge("build_info", 1, b.Version, b.Commit, b.Go)
+	m.Gauge("open_duration_seconds", s.opts.OpenDuration.Seconds())
+}
 
-	m.cache("head", "admission", stats.AdmissionHeads)
-	m.cache("mark", "admission", stats.AdmissionMarks)
-	m.cache("head", "apply", stats.ApplyHeads)
-	m.cache("mark", "apply", stats.ApplyMarks)
+func (m sink) writes(s *replication.Stats) {
+	m.Gauge("in_flight_requests", float64(s.Status.InFlightRequests))
+	m.Gauge("in_flight_aggregates", float64(s.Status.OverlayAggregates))
+	m.Gauge("in_flight_bytes", float64(s.Status.InFlightBytes))
+	m.Gauge("in_flight_limit_bytes", float64(s.MaxInFlightBytes))
+	m.Gauge("outstanding_entries", float64(s.OutstandingEntries))
+	m.Gauge("outstanding_entries_limit", float64(s.MaxOutstandingEntries))
+	m.Gauge("refusals_waiting", float64(s.RefusalsWaiting))
+	m.Gauge("linearizable_reads_waiting", float64(s.ReadsWaiting))
+	m.Counter("majority_rounds_total", float64(s.RoundsConfirmed), "confirmed")
+	m.Counter("majority_rounds_total", float64(s.RoundsFailed), "failed")
+	m.cache("head", "admission", s.AdmissionHeads)
+	m.cache("mark", "admission", s.AdmissionMarks)
+	m.cache("head", "apply", s.ApplyHeads)
+	m.cache("mark", "apply", s.ApplyMarks)
+}
 
-	h := stats.History
-	if h == nil {
-		return
+func (m sink) cache(holds, user string, s mark.Stats) {
+	m.Gauge("cache_entries", float64(s.Entries), holds, user)
+	m.Gauge("cache_bytes", float64(s.Bytes), holds, user)
+	m.Gauge("cache_limit_bytes", float64(s.Limit), holds, user)
+	m.Counter("cache_hits_total", float64(s.Hits), holds, user)
+	m.Counter("cache_misses_total", float64(s.Misses), holds, user)
+	m.Counter("cache_evictions_total", float64(s.Evictions), holds, user)
+}
+
+func (m sink) cluster(s *replication.Stats) {
+	st := &s.Status
+	m.Gauge("node_info", 1, st.NodeID, st.ClusterID, st.Timeline)
+	m.State("role", st.Role)
+	m.Flag("serving_leader", st.Ready)
+	m.Flag("leader_known", st.LeaderID != "")
+	m.Gauge("term", float64(st.Term))
+	m.Counter("elections_started_total", float64(s.Elections))
+	m.Counter("leader_changes_total", float64(s.LeaderChanges))
+	m.Gauge("commit_index", float64(st.CommitIndex))
+	m.Gauge("applied_index", float64(st.AppliedIndex))
+	m.Gauge("position", float64(st.LastPosition))
+	m.Gauge("log_first_index", float64(s.FirstIndex))
+	m.Gauge("log_last_index", float64(s.LastIndex))
+	m.Gauge("members", float64(s.Voters), "voter")
+	m.Gauge("members", float64(s.Nonvoters), "nonvoter")
+	if s.Connections != nil {
+		m.peerConnections(s.Connections)
 	}
-	m.gauge("block_cache_bytes", "Blocks of the history that are kept in memory.", float64(h.BlockCacheBytes))
-	m.gauge("block_cache_limit_bytes", "Size of the block cache (block-cache-bytes); it grows into what memtables do not use.", float64(h.BlockCacheLimit))
-	m.counter("block_cache_hits_total", "Blocks that were found in the cache.", float64(h.BlockCacheHits))
-	m.counter("block_cache_misses_total", "Blocks that were read from disk.", float64(h.BlockCacheMisses))
-	m.gauge("memtables", "Memtables of the history that are written or wait for a flush.", float64(h.Memtables))
-	m.gauge("memtable_bytes", "Bytes of those memtables.", float64(h.MemtableBytes))
-	m.gauge("memtable_limit_bytes", "Size of one memtable (memtable-bytes).", float64(h.MemtableLimit))
-	m.gauge("zombie_memtables", "Memtables that are flushed and still read.", float64(h.ZombieMemtables))
-	m.gauge("zombie_memtable_bytes", "Bytes of those memtables.", float64(h.ZombieMemtableBytes))
-	m.gauge("history_snapshots", "Moments of the history that readers hold.", float64(h.Snapshots))
-	m.gauge("history_l0_sublevels", "Tables that a look-up in the newest level of the history may have to ask.", float64(h.L0Sublevels))
-	m.gauge("history_compaction_debt_bytes", "Bytes of the history that are still to be compacted, an estimate.", float64(h.CompactionDebtBytes))
-	m.gauge("history_bytes", "Size of the history on disk.", float64(h.DiskBytes))
+	for _, p := range s.Peers {
+		m.Flag("peer_up", p.Up, p.NodeID)
+		m.Flag("peer_voter", p.Voter, p.NodeID)
+		m.Gauge("peer_applied_index", float64(p.AppliedIndex), p.NodeID)
+		m.Gauge("peer_commit_index", float64(p.CommitIndex), p.NodeID)
+		m.Gauge("peer_lag_entries", float64(p.Lag), p.NodeID)
+		m.Gauge("peer_last_answer_timestamp_seconds", unixSeconds(p.Answered), p.NodeID)
+	}
+	m.Counter("digest_comparisons_total", float64(s.DigestComparisons))
+	m.Counter("digest_mismatches_total", float64(s.DigestMismatches))
+	m.Flag("data_diverged", s.Diverged)
 }
 
-func (m sink) cache(holds, used string, s mark.Stats) {
-	labels := []string{"cache", holds, "user", used}
-	m.gauge("cache_entries", "Heads of aggregates, or marks of writers, that are kept in memory.", float64(s.Entries), labels...)
-	m.gauge("cache_bytes", "Bytes that those take.", float64(s.Bytes), labels...)
-	m.gauge("cache_limit_bytes", "Most bytes that those may take (half of head-cache-bytes or mark-cache-bytes).", float64(s.Limit), labels...)
-	m.counter("cache_hits_total", "Look-ups that found an entry.", float64(s.Hits), labels...)
-	m.counter("cache_misses_total", "Look-ups that found none.", float64(s.Misses), labels...)
-	m.counter("cache_evictions_total", "Entries dropped to stay below the limit.", float64(s.Evictions), labels...)
+func (m sink) peerConnections(s *peer.Stats) {
+	for _, k := range []struct {
+		kind    string
+		n, most int
+	}{
+		{"raft", s.Raft, s.MaxRaft}, {"peer", s.Peer, s.MaxPeer},
+		{"handshaking", s.Handshaking, s.MaxHandshaking}, {"client", s.Clients, s.MaxClients},
+	} {
+		m.Gauge("peer_connections", float64(k.n), k.kind)
+		m.Gauge("peer_connections_limit", float64(k.most), k.kind)
+	}
+}
+
+func (m sink) log(s *replication.Stats) {
+	m.Gauge("tail_bytes", float64(s.Status.TailBytes))
+	m.Counter("tail_written_bytes_total", float64(s.TailWrittenBytes))
+	m.Gauge("tail_since_snapshot_bytes", float64(s.TailSinceSnapshot))
+	m.Gauge("log_cache_bytes", float64(s.LogCache.Bytes))
+	m.Gauge("log_cache_limit_bytes", float64(s.LogCache.Limit))
+	m.Gauge("log_cache_entries", float64(s.LogCache.Entries))
+	m.Counter("log_cache_hits_total", float64(s.LogCache.Hits))
+	m.Counter("log_cache_misses_total", float64(s.LogCache.Misses))
+	m.Gauge("disk_free_bytes", float64(s.Status.FreeDiskBytes))
+	m.Gauge("disk_free_reserve_bytes", float64(s.MinFreeDiskBytes))
+}
+
+func (m sink) snapshots(s *replication.Stats) {
+	m.Counter("snapshots_total", float64(s.SnapshotsTaken), "taken")
+	m.Counter("snapshots_total", float64(s.SnapshotsFailed), "failed")
+	m.Gauge("snapshot_timestamp_seconds", unixSeconds(s.SnapshotAt))
+	m.Gauge("snapshot_index", float64(s.SnapshotIndex))
+	m.Gauge("snapshot_bytes", float64(s.SnapshotBytes))
+	m.Counter("snapshots_sent_total", float64(s.SnapshotsSent))
+	m.Counter("snapshot_sent_bytes_total", float64(s.SnapshotSentBytes))
+	m.Counter("snapshots_received_total", float64(s.SnapshotsReceived), "whole")
+	m.Counter("snapshots_received_total", float64(s.ReceivesFailed), "failed")
+	m.Gauge("lent_snapshots", float64(s.LentSnapshots))
+	m.Gauge("lent_log_limit_bytes", float64(s.MaxLentLogBytes))
+	m.Gauge("retired_histories", float64(s.RetiredHistories))
+	m.Gauge("retired_histories_limit", float64(s.MaxRetiredHistories))
+}
+
+func (m sink) history(h *history.Stats) {
+	m.Gauge("history_bytes", float64(h.DiskBytes))
+	m.Gauge("history_l0_sublevels", float64(h.L0Sublevels))
+	m.Gauge("history_read_amplification", float64(h.ReadAmplification))
+	m.Gauge("history_compaction_debt_bytes", float64(h.CompactionDebtBytes))
+	for i := range h.LevelBytes {
+		m.Gauge("history_level_bytes", float64(h.LevelBytes[i]), strconv.Itoa(i))
+		m.Gauge("history_level_tables", float64(h.LevelTables[i]), strconv.Itoa(i))
+	}
+	m.Gauge("history_blob_bytes", float64(h.BlobBytes))
+	m.Gauge("history_obsolete_bytes", float64(h.ObsoleteBytes))
+	m.Gauge("history_zombie_bytes", float64(h.ZombieBytes))
+	m.Gauge("history_snapshots", float64(h.Snapshots))
+	m.Gauge("history_tombstones", float64(h.Tombstones))
+	m.Counter("history_flushes_total", float64(h.Flushes))
+	m.Counter("history_flushed_bytes_total", float64(h.FlushedBytes))
+	m.Counter("history_compactions_total", float64(h.Compactions))
+	m.Counter("history_compactions_failed_total", float64(h.CompactionsFailed))
+	m.Gauge("history_compactions_running", float64(h.CompactionsRunning))
+	m.Counter("history_compacted_bytes_total", float64(h.CompactedBytes))
+	m.Counter("history_write_stalls_total", float64(h.Stalls))
+	m.Counter("history_write_stall_seconds_total", h.Stalled.Seconds())
+	m.Counter("history_slow_disk_operations_total", float64(h.SlowOperations))
+	m.Gauge("block_cache_bytes", float64(h.BlockCacheBytes))
+	m.Gauge("block_cache_limit_bytes", float64(h.BlockCacheLimit))
+	m.Counter("block_cache_hits_total", float64(h.BlockCacheHits))
+	m.Counter("block_cache_misses_total", float64(h.BlockCacheMisses))
+	m.Gauge("memtables", float64(h.Memtables))
+	m.Gauge("memtable_bytes", float64(h.MemtableBytes))
+	m.Gauge("memtable_limit_bytes", float64(h.MemtableLimit))
+	m.Gauge("zombie_memtables", float64(h.ZombieMemtables))
+	m.Gauge("zombie_memtable_bytes", float64(h.ZombieMemtableBytes))
+}
+
+// unixSeconds is a time as Prometheus has times; 0 = never.
+func unixSeconds(t time.Time) float64 {
+	if t.IsZero() {
+		return 0
+	}
+	return float64(t.UnixNano()) / 1e9
 }

@@ -55,6 +55,11 @@ type Options struct {
 	// before it is closed. A silent one takes the place of one that would speak.
 	HandshakeTimeout time.Duration
 
+	// Build says what this binary is, and OpenDuration how long the shard took to open; both
+	// are only shown.
+	Build        Build
+	OpenDuration time.Duration
+
 	// Observe, if set, is told of every call.
 	Observe Observer
 	// OnDamage, if set, is told of damaged data when a call has met some, before that is its
@@ -66,6 +71,9 @@ type Options struct {
 	// See readBudget.
 	readStall, readPatience time.Duration
 }
+
+// Build is what /metrics says of the binary.
+type Build struct{ Version, Commit, Go string }
 
 func (o *Options) fill() error {
 	if o.Shard == nil {

@@ -7,6 +7,7 @@ import (
 	"net"
 	"net/http"
 	"sync"
+	"time"
 
 	"github.com/prometheus/client_golang/prometheus/collectors"
 	"go.uber.org/zap"
@@ -16,6 +17,7 @@ import (
 	"google.golang.org/grpc/reflection"
 
 	pb "github.com/tidemark-db/tidemark/api/tidemark/v1"
+	"github.com/tidemark-db/tidemark/internal/metric"
 )
 
 // Server is the gRPC and HTTP front of one node.
@@ -57,6 +59,7 @@ func New(o Options) (*Server, error) {
 	if err != nil {
 		return nil, err
 	}
+	table := metric.NewTable()
 	watches, endWatches := context.WithCancel(context.Background())
 	s := &Server{
 		opts: o,
@@ -66,6 +69,7 @@ func New(o Options) (*Server, error) {
 			maxBytes:     o.MaxBytes,
 			maxRequest:   o.MaxRequestBytes,
 			budget:       budget,
+			meter:        newMeter(table),
 			authenticate: o.Authenticate,
 			observe:      o.Observe,
 			onDamage:     o.OnDamage,
@@ -82,7 +86,7 @@ func New(o Options) (*Server, error) {
 		endWatches: endWatches,
 		followed:   make(chan struct{}),
 	}
-	if err := o.Registry.Register(&collector{s}); err != nil {
+	if err := o.Registry.Register(&collector{s, table}); err != nil {
 		return nil, fmt.Errorf("server: register the node's metrics: %w", err)
 	}
 	r := registrar{Server: s.grpc, chain: s.chain}
@@ -116,6 +120,10 @@ func (s *Server) ServeWeb(l net.Listener) error {
 	}
 	return nil
 }
+
+// Started tells the server how long the node took to start, from the beginning of the process
+// until it first led or followed a leader, for start_duration_seconds.
+func (s *Server) Started(after time.Duration) { s.chain.meter.start.Store(int64(after)) }
 
 // Drain tells health checks that the node is going away, refuses new connections and
 // calls, and waits until the calls at work have ended or ctx is done; then it returns ctx's

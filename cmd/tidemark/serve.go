@@ -84,6 +84,7 @@ type node struct {
 	grpc, web net.Listener
 	raft      net.Listener // nil without peers
 	shard     *replication.Shard
+	opening   time.Duration // how long the shard took to open
 	server    *server.Server
 	// damage delivers the first damaged data that a call has met.
 	damage chan error
@@ -166,8 +167,11 @@ func (n *node) open() error {
 		return errors.Join(err, n.grpc.Close(), n.web.Close())
 	}
 	n.damage = make(chan error, 1)
+	build := readBuildInfo()
 	n.server, err = server.New(server.Options{
 		Shard: n.shard, Logger: n.log, OnDamage: n.foundDamage,
+		Build:           server.Build{Version: build.Version, Commit: build.Commit, Go: build.Go},
+		OpenDuration:    n.opening,
 		MaxRequestBytes: int(c.MaxRequestBytes), MaxCalls: c.MaxConcurrentCalls,
 		// Room for calls that are not admitted yet on top of what may be in flight.
 		MaxBytes: 2 * c.MaxInFlightBytes,
@@ -219,9 +223,11 @@ func (n *node) openShard() error {
 	}
 	serveFaultPoints := addFaultPoints(&options)
 	var err error
+	began := time.Now()
 	if n.shard, err = replication.Open(options); err != nil {
 		return n.startError(err)
 	}
+	n.opening = time.Since(began)
 	return serveFaultPoints(n.shard)
 }
 
@@ -268,7 +274,9 @@ func (n *node) reportReady(ctx context.Context, began time.Time) {
 		}
 	}
 	s := n.shard.Status()
-	n.log.Info("ready", zap.Duration("after", time.Since(began).Round(time.Millisecond)), zap.String("cluster_id", s.ClusterID),
+	after := time.Since(began)
+	n.server.Started(after)
+	n.log.Info("ready", zap.Duration("after", after.Round(time.Millisecond)), zap.String("cluster_id", s.ClusterID),
 		zap.String("role", s.Role), zap.String("leader", s.LeaderID),
 		zap.String("timeline", s.Timeline), zap.Uint64("term", s.Term), zap.Uint64("position", s.LastPosition))
 }

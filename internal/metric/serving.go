@@ -30,12 +30,13 @@ type Outcome struct {
 	Name string
 }
 
-// Outcomes are what an append can be answered with: every code of the table, also those that
-// this version does not send, and what has no code.
+// Outcomes are what an append can be answered with: every code of the table that this version
+// sends and that is about appends (those from 3000 on are about trims and deletes, up to what any
+// call may meet), and what has no code. Any other answer counts as unknown.
 func Outcomes() []Outcome {
 	all := []Outcome{{0, OutcomeOK}, {0, OutcomeCancelled}, {0, OutcomeDeadline}, {0, OutcomeUnknown}}
 	for _, c := range api.Codes() {
-		if c.MayHaveHappened != api.NoWrite {
+		if c.MayHaveHappened != api.NoWrite && !c.Planned && (c.Code < 3000 || c.Code >= 10000) {
 			all = append(all, Outcome{c.Code, c.Name})
 		}
 	}

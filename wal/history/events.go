@@ -2,6 +2,7 @@ package history
 
 import (
 	"fmt"
+	"time"
 
 	"github.com/cockroachdb/pebble/v2"
 	"go.uber.org/zap"
@@ -90,11 +91,16 @@ func (s *Store) listener() *pebble.EventListener {
 			}
 		},
 		DiskSlow: func(info pebble.DiskSlowInfo) {
+			s.stalls.slow.Add(1)
 			s.log.Warn("history: " + info.String())
 		},
 		WriteStallBegin: func(info pebble.WriteStallBeginInfo) {
+			s.stalls.begin(time.Now())
 			s.log.Warn("history: commits wait", zap.String("reason", info.Reason))
 		},
-		WriteStallEnd: func() { s.log.Info("history: commits go on") },
+		WriteStallEnd: func() {
+			s.stalls.end(time.Now())
+			s.log.Info("history: commits go on")
+		},
 	}
 }

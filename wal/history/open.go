@@ -27,6 +27,7 @@ func Open(o Options) (*Store, error) {
 		return nil, err
 	}
 	s := &Store{dir: o.Dir, log: o.Logger, onFatal: o.OnFatal, onBackground: o.OnBackgroundError, broken: make(chan struct{})}
+	s.limits = limits{blockCache: o.blockCache(), memTable: o.memTable()}
 	if s.log == nil {
 		s.log = zap.NewNop()
 	}

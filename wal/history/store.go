@@ -39,6 +39,8 @@ type Store struct {
 
 	snapshots reaper
 	lock      *pebble.Lock
+	stalls    stalls
+	limits    limits
 }
 
 // Applied is how far the store is: as recovered by Open, then as of the last Commit.
@@ -149,12 +151,6 @@ func (s *Store) Checkpoint(dir string) error {
 	}
 	return s.storageError("checkpoint to "+dir, s.db.Checkpoint(dir))
 }
-
-// Metrics is Pebble's view of the store.
-func (s *Store) Metrics() *pebble.Metrics { return s.db.Metrics() }
-
-// DiskBytes is what the store takes on disk, files that wait for their removal included.
-func (s *Store) DiskBytes() uint64 { return s.db.Metrics().DiskSpaceUsage() }
 
 // Close flushes and closes the store. While views are held it only flushes, and returns an
 // error that matches ErrViewsHeld and says how many: they stay readable, and Close may be

@@ -361,19 +361,19 @@ func TestMarkOfUnknownWriterReadsNothing(t *testing.T) {
 	if err := errors.Join(s.Flush(), s.db.Compact(t.Context(), []byte("a"), []byte("z"), false)); err != nil {
 		t.Fatal(err)
 	}
-	if n := s.Metrics().Levels[6].TablesCount; n == 0 {
+	if n := s.db.Metrics().Levels[6].TablesCount; n == 0 {
 		t.Fatal("nothing is in the last level")
 	}
 	v := s.View()
 	defer v.Release()
-	before := s.Metrics().Filter
+	before := s.db.Metrics().Filter
 	const asked = 1000
 	for i := range asked {
 		if mark, err := v.Mark(k, fmt.Sprintf("known-%d-not", i)); mark != 0 || err != nil {
 			t.Fatal(mark, err)
 		}
 	}
-	after := s.Metrics().Filter
+	after := s.db.Metrics().Filter
 	if hits := after.Hits - before.Hits; hits < asked*95/100 {
 		t.Errorf("filters kept %d of %d look-ups from reading tables, want nearly all", hits, asked)
 	}

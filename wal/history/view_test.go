@@ -131,7 +131,7 @@ func TestViewAnswers(t *testing.T) {
 	if err := s.db.Compact(t.Context(), []byte("a"), []byte("z"), false); err != nil {
 		t.Fatal(err)
 	}
-	if n := s.Metrics().Levels[6].TablesCount; n == 0 {
+	if n := s.db.Metrics().Levels[6].TablesCount; n == 0 {
 		t.Fatal("nothing is in the last level")
 	}
 	ask("compacted")
