@@ -55,12 +55,20 @@ func (m *meter) histograms() []prometheus.Histogram {
 	}
 }
 
-// rebuilt times how heads and marks are derived from the history after a miss.
+// rebuilt times how heads and marks are derived from the history after a miss. nil does nothing.
 type rebuilt struct{ heads, marks prometheus.Histogram }
 
-func (r *rebuilt) head(began time.Time) { r.heads.Observe(time.Since(began).Seconds()) }
+func (r *rebuilt) head(began time.Time) {
+	if r != nil {
+		r.heads.Observe(time.Since(began).Seconds())
+	}
+}
 
-func (r *rebuilt) mark(began time.Time) { r.marks.Observe(time.Since(began).Seconds()) }
+func (r *rebuilt) mark(began time.Time) {
+	if r != nil {
+		r.marks.Observe(time.Since(began).Seconds())
+	}
+}
 
 // synced is told of each flush of the tail.
 func (m *meter) synced(took time.Duration, bytes int) {

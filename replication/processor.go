@@ -35,7 +35,7 @@ type processor struct {
 	// accepted is what the step has written so far: its rows are not in view yet.
 	accepted []acceptedWrite
 
-	rebuilt *rebuilt // times look-ups, for /metrics alone
+	rebuilt *rebuilt // times look-ups, for /metrics alone; nil = nobody asks
 
 	states  []writeState
 	changes []history.Change
@@ -62,9 +62,8 @@ type entryResult struct {
 	outcomes            []outcome
 }
 
-func newProcessor(shard uint32, store *history.Store, cache *mark.Cache, times *rebuilt) *processor {
+func newProcessor(shard uint32, store *history.Store, cache *mark.Cache) *processor {
 	return &processor{
-		rebuilt: times,
 		shard:   shard,
 		cache:   cache,
 		batch:   store.NewBatch(),

@@ -413,7 +413,8 @@ func (s *Shard) publishHistory(store *history.Store) (*history.Store, error) {
 	cache := s.proc.cache
 	view := store.View()
 	applied := view.Applied()
-	proc := newProcessor(s.opts.Shard, store, cache, &s.meter.applyRebuilt)
+	proc := newProcessor(s.opts.Shard, store, cache)
+	proc.rebuilt = &s.meter.applyRebuilt
 	proc.applied.Timeline = s.identity().Timeline
 	s.mu.Lock()
 	if t := s.tenure; t != nil && t.ready {

@@ -178,7 +178,8 @@ func (s *Shard) open() (err error) {
 		return s.AdviseOn(err)
 	}
 	s.view = s.store.View()
-	s.proc = newProcessor(o.Shard, s.store, mark.NewCache(o.HeadCacheBytes-o.HeadCacheBytes/2, o.MarkCacheBytes-o.MarkCacheBytes/2), &s.meter.applyRebuilt)
+	s.proc = newProcessor(o.Shard, s.store, mark.NewCache(o.HeadCacheBytes-o.HeadCacheBytes/2, o.MarkCacheBytes-o.MarkCacheBytes/2))
+	s.proc.rebuilt = &s.meter.applyRebuilt
 	s.lastStamp = s.proc.applied.CommittedAt
 	if s.disk, err = watchDisk(o, s.stopped, &s.wg); err != nil {
 		return err

@@ -193,11 +193,10 @@ func (n *simNode) start() {
 		Clock: func() time.Time { return time.Unix(0, n.clock) },
 	}
 	o.setDefaults()
-	m := newMeter()
 	s := &Shard{
-		meter: m, opts: o, log: zap.NewNop(), store: n.store, view: n.store.View(),
+		meter: newMeter(), opts: o, log: zap.NewNop(), store: n.store, view: n.store.View(),
 		cache:      mark.NewCache(o.HeadCacheBytes/2, o.MarkCacheBytes/2),
-		proc:       newProcessor(0, n.store, mark.NewCache(o.HeadCacheBytes/2, o.MarkCacheBytes/2), &m.applyRebuilt),
+		proc:       newProcessor(0, n.store, mark.NewCache(o.HeadCacheBytes/2, o.MarkCacheBytes/2)),
 		leaderWait: make(chan struct{}), fatalErr: make(chan error, 1), stopped: make(chan struct{}),
 		disk: &diskWatch{reserve: -1}, park: n.park,
 	}

@@ -136,7 +136,7 @@ func apply(requests []*pb.AppendRequest, stamps []int64, fenced []bool, c cut) (
 	}
 	newProc := func(step int) *processor {
 		bytes := int64(c.cache(step)) * 400
-		p := newProcessor(0, store, mark.NewCache(bytes, bytes), &newMeter().applyRebuilt)
+		p := newProcessor(0, store, mark.NewCache(bytes, bytes))
 		p.applied.Timeline = "t"
 		return p
 	}
