@@ -153,6 +153,9 @@ func TestAPanicIsAnAnswer(t *testing.T) {
 	if fields["panic"] != "no such thing" || !strings.Contains(fmt.Sprint(fields["stack"]), "TestAPanicIsAnAnswer") {
 		t.Errorf("logged %v", fields)
 	}
+	if got := counted(t, r.server, "call_panics"); got != "call_panics_total 1" {
+		t.Errorf("counted %q", got)
+	}
 	r.shard.onAppend(func(context.Context, *pb.AppendRequest) (*pb.AppendResponse, error) { return &pb.AppendResponse{}, nil })
 	if _, err := r.client.Append(testContext(t), smallAppend()); err != nil {
 		t.Errorf("after a panic, with room for one call: %v", err)

@@ -131,7 +131,7 @@ func (m sink) cache(holds, user string, s mark.Stats) {
 func (m sink) cluster(s *replication.Stats) {
 	st := &s.Status
 	m.Gauge("node_info", 1, st.NodeID, st.ClusterID, st.Timeline)
-	m.State("role", st.Role)
+	m.State("role", st.Role, metric.Roles())
 	m.Flag("serving_leader", st.Ready)
 	m.Flag("leader_known", st.LeaderID != "")
 	m.Gauge("term", float64(st.Term))

@@ -126,23 +126,29 @@ func NewTable() *Table {
 	return t
 }
 
-// def returns a row. That a name is not in the table is a bug, which the first scrape finds.
-func (t *Table) def(name string, kind Kind) *Def {
+// def returns a row, and checks the values of its labels. An error is a bug.
+func (t *Table) def(name string, kind Kind, values []string) (*Def, error) {
 	d := t.defs[name]
-	if d == nil || d.Kind != kind {
-		panic(fmt.Sprintf("metric: there is no %s %s in the table", kind, name))
+	if d == nil || d.Kind != kind || len(values) != len(d.Labels) {
+		return nil, fmt.Errorf("metric: there is no %s %s with %d labels in the table", kind, name, len(values))
 	}
-	return d
+	for i, l := range d.Labels {
+		if l.Values != nil && !slices.Contains(l.Values, values[i]) {
+			return nil, fmt.Errorf("metric: %s=%q is not a value in the table of %s", l.Name, values[i], name)
+		}
+	}
+	return d, nil
 }
 
 // NewHistogram makes a histogram, with the values of its labels in the order of the table.
+// It panics if there is no such histogram in the table: that is a bug, met when the node starts.
 func (t *Table) NewHistogram(name string, values ...string) prometheus.Histogram {
-	d := t.def(name, Histogram)
+	d, err := t.def(name, Histogram, values)
+	if err != nil {
+		panic(err)
+	}
 	labels := prometheus.Labels{}
 	for i, l := range d.Labels {
-		if !slices.Contains(l.Values, values[i]) {
-			panic(fmt.Sprintf("metric: %s=%q is not a value in the table of %s", l.Name, values[i], name))
-		}
 		labels[l.Name] = values[i]
 	}
 	return prometheus.NewHistogram(prometheus.HistogramOpts{
@@ -169,8 +175,12 @@ func (s Sink) Counter(name string, v float64, values ...string) {
 	s.emit(Counter, prometheus.CounterValue, name, v, values)
 }
 
+// emit fails the scrape, and no more than that, if the metric is not as the table has it.
 func (s Sink) emit(kind Kind, value prometheus.ValueType, name string, v float64, values []string) {
-	s.table.def(name, kind)
+	if _, err := s.table.def(name, kind, values); err != nil {
+		s.to <- prometheus.NewInvalidMetric(prometheus.NewInvalidDesc(err), err)
+		return
+	}
 	s.to <- prometheus.MustNewConstMetric(s.table.descs[name], value, v, values...)
 }
 
@@ -184,8 +194,8 @@ func (s Sink) Flag(name string, yes bool, values ...string) {
 }
 
 // State shows a gauge with one label that is 1 for the state that is and 0 for the others.
-func (s Sink) State(name, is string) {
-	for _, v := range s.table.def(name, Gauge).Labels[0].Values {
+func (s Sink) State(name, is string, all []string) {
+	for _, v := range all {
 		s.Flag(name, v == is, v)
 	}
 }
