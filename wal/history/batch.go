@@ -80,6 +80,10 @@ func (b *Batch) PutBatch(h *record.BatchHeader, prev record.Hash, events []byte)
 	return chain
 }
 
+// Stored is what PutBatch stored when it was called for the n-th time, counted from 0, since
+// Reset. It is valid until the next Put, and only before Commit.
+func (b *Batch) Stored(n int) []byte { return b.puts[kindBatch][n].value(b.buf) }
+
 // PutHead stores an aggregate's head under h/.
 func (b *Batch) PutHead(k record.Key, h *Head) {
 	if err := checkAggregate(k); err != nil {

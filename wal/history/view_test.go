@@ -278,6 +278,19 @@ func (l *library) askPositions(t *testing.T, v *View) {
 		same(t, fmt.Sprintf("Positions(%d)", from), collect(t, v.Positions(from)), want)
 	}
 	same(t, "Positions of the end of time", collect(t, v.Positions(math.MaxUint64)), nil)
+	for from := range end + 3 {
+		var want []Entry
+		for _, e := range slices.Backward(l.entries) {
+			if e.First <= from {
+				e.Changes = e.Changes[:min(from+1-e.First, uint64(len(e.Changes)))]
+				want = append(want, e)
+			}
+		}
+		same(t, fmt.Sprintf("PositionsBackward(%d)", from), collect(t, v.PositionsBackward(from)), want)
+	}
+	if got := collect(t, v.PositionsBackward(math.MaxUint64)); len(got) != len(l.entries) {
+		t.Errorf("PositionsBackward(the end of time) yields %d entries, want %d", len(got), len(l.entries))
+	}
 }
 
 func compare(a, b uint64) int {
