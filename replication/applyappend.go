@@ -63,6 +63,7 @@ func (p *processor) write(req *record.Request, i int, first uint64, at int64) (w
 	h := &wk.head
 	p.applied.Position++
 	if !h.Exists || h.Deleted {
+		p.created = append(p.created, p.applied.Position)
 		beginLife(h, p.applied.Position, at)
 	}
 	bh := record.BatchHeader{

@@ -43,6 +43,11 @@ type Options struct {
 	// LogCacheBytes bounds the newest log entries that are kept in memory for other nodes to
 	// be sent and for Apply; default 32 MiB, negative = none.
 	LogCacheBytes int64
+	// RingBytes and RingChanges bound the newest changes of the log that are kept in memory for
+	// subscriptions; default 32 MiB and 65,536. A subscription that lags further reads the
+	// history.
+	RingBytes   int64
+	RingChanges int
 	// SnapshotLogBytes is how much log may stand behind the newest snapshot before the next
 	// one is taken; default 256 MiB. TrailingLogBytes is how much stays after it; default 64 MiB.
 	SnapshotLogBytes, TrailingLogBytes int64
@@ -106,6 +111,10 @@ func (o *Options) setDefaults() {
 	def(&o.BlockCacheBytes, 256<<20)
 	def(&o.MemTableBytes, 64<<20)
 	def(&o.LogCacheBytes, 32<<20)
+	def(&o.RingBytes, 32<<20)
+	if o.RingChanges == 0 {
+		o.RingChanges = 65_536
+	}
 	def(&o.SnapshotLogBytes, 256<<20)
 	def(&o.TrailingLogBytes, 64<<20)
 	def(&o.MinFreeDiskBytes, 256<<20)

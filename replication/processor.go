@@ -37,6 +37,11 @@ type processor struct {
 
 	rebuilt *rebuilt // times look-ups, for /metrics alone; nil = nobody asks
 
+	// logged is the step's changes for the ring; created the positions of the current entry
+	// that began a life, in order.
+	logged  []LogChange
+	created []uint64
+
 	states  []writeState
 	changes []history.Change
 	scratch []byte
@@ -122,6 +127,7 @@ func (p *processor) entry(index, term uint64, data []byte, wanted func(term, tic
 	res.digest = p.applied.Digest
 	if len(p.changes) > 0 {
 		p.batch.PutChanges(first, p.changes)
+		p.collect(first)
 		p.changes = p.changes[:0]
 	}
 	return res, nil

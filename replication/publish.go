@@ -63,13 +63,14 @@ func (s *Shard) step(logs []*raft.Log) (int, error) {
 		s.proc.end()
 		return n, nil // nothing but old or internal entries
 	}
+	changes := s.proc.takeLogged()
 	if err := s.store.Commit(s.proc.finish()); err != nil {
 		return n, err
 	}
 	if hook := s.opts.Hooks.BeforePublish; hook != nil {
 		hook()
 	}
-	s.publish(s.store.View(), results, began)
+	s.publish(s.store.View(), results, changes, began)
 	s.meter.apply.Observe(time.Since(began).Seconds())
 	s.proc.end()
 	clear(results)
@@ -84,9 +85,10 @@ func (s *Shard) wanted(term, ticket uint64) bool {
 }
 
 // publish makes a step visible at one moment: the new view, the heads and marks that
-// changed, and with them the departure of its requests from the overlay. Then it wakes the
-// callers. The step began when its entries were committed and their turn had come.
-func (s *Shard) publish(view *history.View, results []entryResult, began time.Time) {
+// changed, and with them the departure of its requests from the overlay. Then it hands the
+// changes to those who follow the log, and wakes the callers. The step began when its entries
+// were committed and their turn had come.
+func (s *Shard) publish(view *history.View, results []entryResult, changes []LogChange, began time.Time) {
 	index := s.proc.applied.Index
 	s.digests.addAll(results)
 	finished := s.finished[:0]
@@ -128,6 +130,9 @@ func (s *Shard) publish(view *history.View, results []entryResult, began time.Ti
 	s.progressed()
 	s.mu.Unlock()
 	old.Release()
+	// After the view, which must hold what followers are told of; before the callers, who may
+	// have made batches unreadable that the ring still holds.
+	s.feed.Publish(changes)
 	for _, p := range finished {
 		close(p.done)
 	}

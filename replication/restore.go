@@ -429,6 +429,7 @@ func (s *Shard) publishHistory(store *history.Store) (*history.Store, error) {
 	s.progressed()
 	s.mu.Unlock()
 	old.Release()
+	s.feed.Reset(applied.Position)
 
 	cache.Reset(applied.Index)
 	s.digests.reset()

@@ -51,6 +51,7 @@ type Shard struct {
 	snaps   *snapshotStore
 	logs    *logStore
 	disk    *diskWatch
+	feed    *Feed
 	group   groupBox
 	digests digestRing
 	// mismatches counts the times that nodes were found to hold different data.
@@ -181,6 +182,12 @@ func (s *Shard) open() (err error) {
 	s.proc = newProcessor(o.Shard, s.store, mark.NewCache(o.HeadCacheBytes-o.HeadCacheBytes/2, o.MarkCacheBytes-o.MarkCacheBytes/2))
 	s.proc.rebuilt = &s.meter.applyRebuilt
 	s.lastStamp = s.proc.applied.CommittedAt
+	s.feed = s.newFeed()
+	s.wg.Add(1)
+	go func() { // ends with stopped
+		defer s.wg.Done()
+		s.feed.Run()
+	}()
 	if s.disk, err = watchDisk(o, s.stopped, &s.wg); err != nil {
 		return err
 	}

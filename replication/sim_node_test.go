@@ -200,6 +200,7 @@ func (n *simNode) start() {
 		leaderWait: make(chan struct{}), fatalErr: make(chan error, 1), stopped: make(chan struct{}),
 		disk: &diskWatch{reserve: -1}, park: n.park,
 	}
+	s.feed = s.newFeed()
 	s.ident.Store(&identity{NodeID: o.NodeID, Timeline: simTimeline})
 	s.proc.applied.Timeline = simTimeline
 	s.lastStamp = s.proc.applied.CommittedAt

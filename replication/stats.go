@@ -58,6 +58,8 @@ type Stats struct {
 	SnapshotsTaken, SnapshotsFailed   uint64
 	SnapshotsSent, SnapshotSentBytes  uint64
 	SnapshotsReceived, ReceivesFailed uint64
+	// Feed hands the log to subscriptions.
+	Feed FeedStats
 	// RetiredHistories gave way to another node's and are still read, of MaxRetiredHistories:
 	// the next one to give way would wait then. LentSnapshots are being sent to other nodes, or
 	// were until a minute ago: the log behind them is kept, up to MaxLentLogBytes.
@@ -79,7 +81,7 @@ func (s *Shard) Stats() Stats {
 		Status:           s.statusAs(s.logs.cache.peek),
 		MaxInFlightBytes: o.MaxInFlightBytes, MaxOutstandingEntries: o.MaxOutstandingEntries,
 		MinFreeDiskBytes: max(o.MinFreeDiskBytes, 0),
-		TailWrittenBytes: m.writtenBytes.Load(), LogCache: s.logs.cache.stats(),
+		TailWrittenBytes: m.writtenBytes.Load(), Feed: s.feed.Stats(), LogCache: s.logs.cache.stats(),
 		Elections: m.elections.Load(), LeaderChanges: m.leaderChanges.Load(),
 		RefusalsWaiting: m.refusalsWaiting.Load(), ReadsWaiting: m.readsWaiting.Load(),
 		RoundsConfirmed: m.roundsConfirmed.Load(), RoundsFailed: m.roundsFailed.Load(),
