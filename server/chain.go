@@ -109,7 +109,7 @@ type rpc struct {
 func rpcOf(service, method string) rpc {
 	r := rpc{method: "/" + service + "/" + method, own: strings.HasPrefix(service, "tidemark.")}
 	switch method {
-	case "Read", "GetAggregate", "GetMark", "ListMarks", "FindEvent", "ListOrgs", "ListTypes", "ListAggregates":
+	case "Read", "ReadAll", "GetAggregate", "GetMark", "ListMarks", "FindEvent", "ListOrgs", "ListTypes", "ListAggregates":
 		r.read = r.own
 	}
 	return r

@@ -111,6 +111,34 @@ func (f *fakeShard) stage(key record.Key, client string, second int64, events ..
 	return h.Version
 }
 
+// vanished commits a batch of one event that is not there any more; its head says otherwise
+// until something is done about that.
+func (f *fakeShard) vanished(t testing.TB, key record.Key, client string) {
+	t.Helper()
+	f.change(t, key, history.ChangeBatch, f.heads[key].Version+1, func(h *history.Head) {
+		if h.Incarnation == 0 {
+			*h = history.Head{Incarnation: 1, Floor: 1}
+		}
+		h.Version, h.LastClient = h.Version+1, client
+	})
+}
+
+// change commits a change of an aggregate that is no batch.
+func (f *fakeShard) change(t testing.TB, key record.Key, kind history.ChangeKind, version uint64, change func(*history.Head)) {
+	t.Helper()
+	f.batch.Reset()
+	a := f.store.Applied()
+	a.Position++
+	a.Index, a.Timeline = a.Position, testTimeline
+	h := f.heads[key]
+	change(&h)
+	h.Position = a.Position
+	f.setHead(key, h)
+	f.batch.PutChanges(a.Position, []history.Change{{Key: key, Incarnation: h.Incarnation, Version: version, Kind: kind}})
+	f.batch.SetApplied(a)
+	f.commit(t)
+}
+
 func (f *fakeShard) setHead(key record.Key, h history.Head) {
 	f.heads[key] = h
 	f.batch.PutHead(key, &h)

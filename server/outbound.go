@@ -33,7 +33,7 @@ func (p bufferPool) Get(n int) *[]byte {
 
 // Put takes a buffer back.
 func (p bufferPool) Put(b *[]byte) {
-	if cap(*b) <= 1<<mostBuffer {
+	if n := cap(*b); n <= 1<<mostBuffer && n&(n-1) == 0 { // not one that append has made
 		p.small.Put(b)
 	}
 }
@@ -53,7 +53,7 @@ type outbound struct{ data mem.BufferSlice }
 // encode turns the message that the call has built into bytes, which its reservation pays for
 // until they have left.
 func (c *callReads) encode(m proto.Message) (*outbound, error) {
-	h, pool, size := c.building, c.budget.pool, proto.Size(m)
+	pool, size := c.budget.pool, proto.Size(m)
 	options := proto.MarshalOptions{UseCachedSize: true}
 	if mem.IsBelowBufferPoolingThreshold(size) {
 		// gRPC does not say when it is done with one so small.
@@ -64,12 +64,19 @@ func (c *callReads) encode(m proto.Message) (*outbound, error) {
 		c.abandon()
 		return &outbound{mem.BufferSlice{mem.SliceBuffer(b)}}, nil
 	}
-	p := &parcel{pool: pool, charge: h, backing: pool.Get(size)}
-	b, err := options.MarshalAppend((*p.backing)[:0], m)
+	backing := pool.Get(size)
+	b, err := options.MarshalAppend((*backing)[:0], m)
 	if err != nil {
-		pool.Put(p.backing)
+		pool.Put(backing)
 		return nil, err
 	}
+	return c.parcel(backing, b), nil
+}
+
+// parcel hands a message in a buffer of the pool over, which the call's reservation pays for.
+func (c *callReads) parcel(backing *[]byte, b []byte) *outbound {
+	h := c.building
+	p := &parcel{pool: c.budget.pool, charge: h, backing: backing}
 	out := &outbound{}
 	for len(b) > 0 {
 		n := len(b)
@@ -86,7 +93,7 @@ func (c *callReads) encode(m proto.Message) (*outbound, error) {
 	// Where a write meets the end of its stream, gRPC forgets the bytes without freeing them;
 	// then the collector finds the parcel.
 	p.cleanup = runtime.AddCleanup(p, (*charge).release, h)
-	return out, nil
+	return out
 }
 
 // parcel is an encoded message that gRPC holds. Only gRPC's buffers refer to it. It is the

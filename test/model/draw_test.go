@@ -241,7 +241,9 @@ func (d *drawer) read(t *rapid.T) op {
 	client := pick(t, append(slices.Clone(writers), "nobody")...)
 	level := some(pick(t, "", "consistency=leader", "consistency=linearizable", "consistency=any"))
 	s := d.standing(id, client)
-	switch below(t, 6) {
+	switch below(t, 7) {
+	case 6:
+		return d.readAll(t, level)
 	case 0:
 		return op{verb: "mark", args: append([]string{id, client}, level...)}
 	case 1:
@@ -275,6 +277,30 @@ func (d *drawer) read(t *rapid.T) op {
 		{5, func() string { return "occurred-from=0" }},
 		{5, func() string { return "occurred-to=1700000000" }},
 		{10, func() string { return fmt.Sprintf("min=%d", between(t, 1, d.w.m.position+1)) }},
+	} {
+		if chance(t, arg.likely) {
+			o.args = append(o.args, arg.text())
+		}
+	}
+	return o
+}
+
+// readAll reads the log.
+func (d *drawer) readAll(t *rapid.T, level []string) op {
+	o := op{verb: "readall", args: level}
+	last := d.w.m.position - d.w.base
+	for _, arg := range []struct {
+		likely int
+		text   func() string
+	}{
+		{40, func() string { return "backward" }},
+		{50, func() string { return fmt.Sprintf("from=%d", between(t, 1, last+2)) }},
+		{40, func() string { return fmt.Sprintf("limit=%d", between(t, 1, 6)) }},
+		{10, func() string { return "types=" + pick(t, "Placed", "Shipped", "None") }},
+		{10, func() string { return "clients=" + pick(t, writers...) }},
+		{10, func() string { return "exclude=" + pick(t, writers...) }},
+		{10, func() string { return "ids=" + pick(t, "e1,e3", "e2") }},
+		{10, func() string { return fmt.Sprintf("seq-from=%d", between(t, 1, 8)) }},
 	} {
 		if chance(t, arg.likely) {
 			o.args = append(o.args, arg.text())

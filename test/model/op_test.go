@@ -19,6 +19,7 @@ import (
 //	    WRITE = AGGREGATE EVENT[,EVENT]... [create] [loose] [expect=V] [prev=N]
 //	    EVENT = SEQ[:ID[:VARIANT]]      (the id defaults to eSEQ; "loose" = not enforced)
 //	read AGGREGATE [from=V] [to=V] [limit=N] [backward] [FILTER=...]
+//	readall [from=POSITION] [limit=N] [backward] [FILTER=...]
 //	aggregate AGGREGATE | mark AGGREGATE CLIENT | marks AGGREGATE | find AGGREGATE CLIENT SEQ
 //	hold | release                      what is admitted stays in flight in between
 //	lose                                releases, but the oldest in flight is in no log
@@ -178,10 +179,44 @@ func (o op) read(org string, m *Model) *pb.ReadRequest {
 	if flag(words, "backward") {
 		req.Direction = pb.Direction_DIRECTION_BACKWARD
 	}
+	req.Filter = filter(words)
+	f := &pb.Filter{
+		CommittedFrom: m.committedAt(key(org, words[0]), number(words, "committed-from")), CommittedTo: m.committedAt(key(org, words[0]), number(words, "committed-to")),
+	}
+	if proto.Size(f) > 0 {
+		if req.Filter == nil {
+			req.Filter = &pb.Filter{}
+		}
+		proto.Merge(req.Filter, f)
+	}
+	if n := number(words, "min"); n > 0 {
+		req.MinPosition, req.Timeline = min(n, m.position), m.Timeline
+	}
+	return req
+}
+
+// readAll builds the message of a read of the log, of this world's aggregates. Positions count
+// from base.
+func (o op) readAll(org string, m *Model, base uint64) *pb.ReadAllRequest {
+	words := o.args
+	req := &pb.ReadAllRequest{
+		Orgs: []string{org}, Limit: uint32(number(words, "limit")), Filter: filter(words),
+		Consistency: consistency(words), Timeline: m.Timeline,
+	}
+	if n := number(words, "from"); n > 0 {
+		req.FromPosition = base + n
+	}
+	if flag(words, "backward") {
+		req.Direction = pb.Direction_DIRECTION_BACKWARD
+	}
+	return req
+}
+
+// filter is the filter that the words say, nil if they say none.
+func filter(words []string) *pb.Filter {
 	f := &pb.Filter{
 		EventTypes: list(words, "types"), ClientIds: list(words, "clients"), ExcludeClientIds: list(words, "exclude"),
 		EventIds: list(words, "ids"), ClientSeqFrom: number(words, "seq-from"), ClientSeqTo: number(words, "seq-to"),
-		CommittedFrom: m.committedAt(key(org, words[0]), number(words, "committed-from")), CommittedTo: m.committedAt(key(org, words[0]), number(words, "committed-to")),
 	}
 	if _, ok := value(words, "occurred-from"); ok {
 		f.OccurredFrom = &timestamppb.Timestamp{Seconds: int64(number(words, "occurred-from"))}
@@ -189,13 +224,10 @@ func (o op) read(org string, m *Model) *pb.ReadRequest {
 	if _, ok := value(words, "occurred-to"); ok {
 		f.OccurredTo = &timestamppb.Timestamp{Seconds: int64(number(words, "occurred-to"))}
 	}
-	if proto.Size(f) > 0 {
-		req.Filter = f
+	if proto.Size(f) == 0 {
+		return nil
 	}
-	if n := number(words, "min"); n > 0 {
-		req.MinPosition, req.Timeline = min(n, m.position), m.Timeline
-	}
-	return req
+	return f
 }
 
 func consistency(words []string) pb.Consistency {

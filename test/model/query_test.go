@@ -105,6 +105,43 @@ func readAll(ctx context.Context, client pb.EventStoreServiceClient, req *pb.Rea
 	}
 }
 
+func (w *world) readAll(ctx context.Context, req *pb.ReadAllRequest) (string, error) {
+	batches, end, code := w.m.ReadAll(req)
+	var refused *refusal
+	told := ""
+	if code != 0 {
+		refused = refuse(code, nil)
+		told = refused.text(w)
+	} else {
+		for _, b := range batches {
+			told += "  " + w.text(b) + "\n"
+		}
+		told += "  end " + w.text(end)
+	}
+	told = strings.TrimSpace(told)
+	if w.srv == nil {
+		return told, nil
+	}
+	stream, err := w.srv.Client().ReadAll(ctx, req)
+	if err != nil {
+		return told, err
+	}
+	got := &pb.ReadAllResponse{}
+	for {
+		part, err := stream.Recv()
+		if errors.Is(err, io.EOF) {
+			return told, same(&pb.ReadAllResponse{Batches: batches, End: end}, got)
+		}
+		if refused != nil || err != nil {
+			return told, refused.check(w, err)
+		}
+		if got.GetEnd() != nil {
+			return told, errors.New("the read goes on after its end")
+		}
+		proto.Merge(got, part)
+	}
+}
+
 // checkChain recomputes the hashes of whole batches from what a read returned.
 func checkChain(batches []*pb.Batch, f *pb.Filter) error {
 	if f != nil {

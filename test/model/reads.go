@@ -1,6 +1,7 @@
 package model
 
 import (
+	"cmp"
 	"maps"
 	"slices"
 	"time"
@@ -123,6 +124,43 @@ func (m *Model) Read(req *pb.ReadRequest) ([]*pb.Batch, *pb.ReadEnd, pb.ErrorCod
 		next = 0
 	}
 	return out, &pb.ReadEnd{NextVersion: next, CurrentVersion: a.version, Position: m.position, Timeline: m.Timeline}, 0, nil
+}
+
+// ReadAll answers a read of the log: of the orgs that are named, which are this model's.
+func (m *Model) ReadAll(req *pb.ReadAllRequest) ([]*pb.Batch, *pb.ReadAllEnd, pb.ErrorCode) {
+	if inverted(req.GetFilter()) {
+		return nil, nil, pb.ErrorCode_ERROR_CODE_INVALID_REQUEST
+	}
+	var log []*pb.Batch
+	for _, a := range m.aggregates {
+		log = append(log, a.batches...)
+	}
+	slices.SortFunc(log, func(a, b *pb.Batch) int { return cmp.Compare(a.GetPosition(), b.GetPosition()) })
+	from := req.GetFromPosition()
+	backward := req.GetDirection() == pb.Direction_DIRECTION_BACKWARD
+	end := &pb.ReadAllEnd{NextPosition: max(from, m.position+1), LastPosition: m.position, Timeline: m.Timeline}
+	if backward {
+		slices.Reverse(log)
+		end.NextPosition = 0
+	}
+	var out []*pb.Batch
+	for _, b := range log {
+		p := b.GetPosition()
+		if !backward && p < from || backward && from != 0 && p > from ||
+			m.trimmed(b.GetAggregate(), b.GetIncarnation(), b.GetVersion()) {
+			continue
+		}
+		if f := filtered(req.GetFilter(), b); f != nil {
+			out = append(out, f)
+		}
+		if req.GetLimit() != 0 && len(out) == int(req.GetLimit()) {
+			if end.NextPosition = p + 1; backward {
+				end.NextPosition = p - 1
+			}
+			break
+		}
+	}
+	return out, end, 0
 }
 
 // inverted: a range ends before it begins. The contract does not say what that is; the

@@ -109,6 +109,8 @@ func (w *world) run(o op) (string, error) {
 		return "deleted", nil
 	case "read":
 		return w.read(ctx, o.read(w.org, w.m))
+	case "readall":
+		return w.readAll(ctx, o.readAll(w.org, w.m, w.base))
 	case "aggregate":
 		want := w.m.GetAggregate(w.key(o.args[0]))
 		req := &pb.GetAggregateRequest{Aggregate: w.key(o.args[0]), Consistency: consistency(o.args)}
@@ -293,6 +295,9 @@ func (w *world) abort() error {
 
 // compareReads reads everything there is.
 func (w *world) compareReads() error {
+	if _, err := w.run(op{verb: "readall"}); err != nil {
+		return fmt.Errorf("readall: %w", err)
+	}
 	for _, id := range aggregates {
 		reads := []op{{verb: "read", args: []string{id}}, {verb: "aggregate", args: []string{id}}, {verb: "marks", args: []string{id}}}
 		for _, client := range writers {
