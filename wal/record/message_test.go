@@ -48,6 +48,7 @@ func TestMessagesAreWhatDecodingMakes(t *testing.T) {
 	}
 	part := func() string { return fmt.Sprintf("p%s", strings.Repeat("y", rng.IntN(199))) }
 	number := func() uint64 { return rng.Uint64() >> rng.IntN(64) }
+	signed := func() int64 { return int64(number()) * int64(1-2*rng.IntN(2)) }
 	for range 2000 {
 		var events []byte
 		n := rng.IntN(4)
@@ -57,7 +58,7 @@ func TestMessagesAreWhatDecodingMakes(t *testing.T) {
 				e.Schema = &pb.SchemaVersion{Major: uint32(number()), Minor: uint32(number())}
 			}
 			if rng.IntN(2) == 0 {
-				e.OccurredAt = &timestamppb.Timestamp{Seconds: int64(number()) - int64(number()), Nanos: int32(rng.IntN(1e9))}
+				e.OccurredAt = &timestamppb.Timestamp{Seconds: signed(), Nanos: int32(rng.IntN(1e9))}
 			}
 			for range rng.IntN(3) {
 				if e.Metadata == nil {
@@ -73,7 +74,7 @@ func TestMessagesAreWhatDecodingMakes(t *testing.T) {
 		h := BatchHeader{
 			Key: MakeKey(part(), part(), part()), Incarnation: uint32(number()), Version: number(), Shard: uint32(rng.IntN(2)),
 			Position: number(), CommitFirst: number(), CommitCount: uint32(number()), ClientID: part(),
-			CommittedAt: int64(number()) - int64(number()), FirstEventNumber: number(), EventCount: uint32(n),
+			CommittedAt: signed(), FirstEventNumber: number(), EventCount: uint32(n),
 		}
 		stored, _ := AppendBatch(nil, &h, Hash{byte(rng.Uint32())}, events)
 		want, err := DecodeBatch(stored)
