@@ -32,6 +32,7 @@ func newCommands() []*cobra.Command {
 		newExportCommand(),
 		newClusterCommand(),
 		newInspectCommand(),
+		newVerifyCommand(),
 		newBenchCommand(),
 		newConfigCommand(),
 		newVersionCommand(),

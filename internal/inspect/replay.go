@@ -78,7 +78,7 @@ func (s *standing) version() uint64 {
 
 func (r *replay) request(req *Request) error {
 	if req.Kind != RequestAppend {
-		return fmt.Errorf("what a request of kind %s does is not known here", req.Kind)
+		return &unknownRequest{req.Kind}
 	}
 	standings := make([]standing, len(req.Writes))
 	for i := range req.Writes {

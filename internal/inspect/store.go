@@ -108,7 +108,19 @@ func recovered(err *error) {
 }
 
 // openStore opens the history in dir.
-func openStore(dir string) (s *store, err error) {
+func openStore(dir string) (*store, error) {
+	s, err := openPebble(dir)
+	if err != nil {
+		return nil, err
+	}
+	if err := s.readApplied(); err != nil {
+		return nil, errors.Join(err, s.close())
+	}
+	return s, nil
+}
+
+// openPebble is openStore before anything in the history was read.
+func openPebble(dir string) (s *store, err error) {
 	defer func() {
 		if err != nil {
 			s = nil
@@ -119,18 +131,24 @@ func openStore(dir string) (s *store, err error) {
 	if err != nil {
 		return nil, fmt.Errorf("%s: %w", dir, err)
 	}
-	s = &store{dir: dir, db: db}
+	return &store{dir: dir, db: db}, nil
+}
+
+func (s *store) readApplied() error {
 	v, err := s.get([]byte(keyApplied))
 	if err == nil && v != nil {
 		s.applied, err = parseApplied(v)
 	}
 	if err != nil {
-		return nil, errors.Join(fmt.Errorf("%s: key %q: %w", dir, keyApplied, err), db.Close())
+		return s.keyError([]byte(keyApplied), err)
 	}
-	return s, nil
+	return nil
 }
 
-func (s *store) close() error { return s.db.Close() }
+func (s *store) close() (err error) {
+	defer recovered(&err)
+	return s.db.Close()
+}
 
 // get returns a value, nil if there is none.
 func (s *store) get(key []byte) (value []byte, err error) {
@@ -147,14 +165,19 @@ func (s *store) get(key []byte) (value []byte, err error) {
 
 // each calls fn for every key that begins with prefix, in order. Key and value are only valid
 // during the call. An error of the reading says at which key it came.
-func (s *store) each(prefix []byte, fn func(key, value []byte) error) (err error) {
-	at := bytes.Clone(prefix)
+func (s *store) each(prefix []byte, fn func(key, value []byte) error) error {
+	return s.between(prefix, after(prefix), fn)
+}
+
+// between is each, for the keys from one to below another; nil = no bound.
+func (s *store) between(from, to []byte, fn func(key, value []byte) error) (err error) {
+	at := bytes.Clone(from)
 	defer func() {
 		if p := recover(); p != nil {
 			err = fmt.Errorf("%s: behind key %q: %w: %v", s.dir, at, errPanic, p)
 		}
 	}()
-	it, err := s.db.NewIter(&pebble.IterOptions{LowerBound: prefix, UpperBound: after(prefix)})
+	it, err := s.db.NewIter(&pebble.IterOptions{LowerBound: from, UpperBound: to})
 	if err != nil {
 		return fmt.Errorf("%s: %w", s.dir, err)
 	}
