@@ -73,6 +73,7 @@ func TestNothingAcknowledgedIsLostToAKill(t *testing.T) {
 		if round%4 == 3 {
 			killWhileStarting(t, o, time.Duration(rng.Int64N(int64(150*time.Millisecond))))
 		}
+		offline.Sound(t, o.DataDir)
 		began := time.Now()
 		// What is on disk, by a reader that has nothing of the server's: what the node then has,
 		// before anybody writes, is that and nothing else.

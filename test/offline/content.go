@@ -28,6 +28,20 @@ type Content struct {
 	applied  inspect.Applied
 }
 
+// Sound fails the test if a directory is damaged whose node does not run. A directory that no
+// node ever made is sound.
+func Sound(tb testing.TB, dir string) {
+	tb.Helper()
+	_, err := inspect.Verify(tb.Context(), dir, inspect.VerifyOptions{Found: func(f inspect.Finding) {
+		if f.Damage {
+			tb.Errorf("found in a directory that nothing is wrong with: %s", f)
+		}
+	}})
+	if err != nil && !errors.Is(err, inspect.ErrNoData) {
+		tb.Errorf("verify %s: %v", dir, err)
+	}
+}
+
 // Read reads a directory whose node does not run.
 func Read(tb testing.TB, dir string) *Content {
 	tb.Helper()

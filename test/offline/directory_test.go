@@ -1,0 +1,205 @@
+package offline
+
+import (
+	"context"
+	"crypto/sha256"
+	"fmt"
+	"io/fs"
+	"math/rand/v2"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	pb "github.com/tidemark-db/tidemark/api/tidemark/v1"
+	"github.com/tidemark-db/tidemark/internal/inspect"
+	"github.com/tidemark-db/tidemark/replication"
+)
+
+// small makes every kind of file appear with little data.
+func small(dir string) replication.Options {
+	return replication.Options{
+		Dir: dir, SegmentBytes: 16 << 10, MemTableBytes: 64 << 10, BlockCacheBytes: 1 << 20, SnapshotLogBytes: 64 << 10, TrailingLogBytes: 16 << 10,
+		MinFreeDiskBytes: -1,
+	}
+}
+
+// open starts a node in this process and waits until it takes writes.
+func open(t *testing.T, o replication.Options) *replication.Shard {
+	t.Helper()
+	s, err := replication.Open(o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	deadline := time.After(20 * time.Second)
+	for {
+		ready, changed := s.Leading()
+		if ready {
+			return s
+		}
+		select {
+		case <-changed:
+		case err := <-s.Fatal():
+			t.Fatal(err)
+		case <-deadline:
+			t.Fatal("expected a node that takes writes within 20 s")
+		}
+	}
+}
+
+// writer writes to a few aggregates, in every way that leaves other files behind.
+type writer struct {
+	rng *rand.Rand
+	n   uint64
+}
+
+func newWriter() *writer { return &writer{rng: rand.New(rand.NewPCG(1, 2))} }
+
+func aggregate(i uint64) *pb.AggregateKey {
+	return &pb.AggregateKey{Org: "acme", Type: "orders", Id: fmt.Sprint(i)}
+}
+
+func (w *writer) events(seqs ...uint64) (out []*pb.NewEvent) {
+	for _, seq := range seqs {
+		// Small ones stay in the tables, large ones go to blob files; they do not compress.
+		payload := make([]byte, w.rng.IntN(2)*w.rng.IntN(1500))
+		for i := range payload {
+			payload[i] = byte(w.rng.Uint32())
+		}
+		out = append(out, &pb.NewEvent{ClientSeq: seq, EventId: fmt.Sprint("e", seq), Type: "T", Payload: payload, Metadata: map[string]string{"b": "2", "a": "1"}})
+	}
+	return out
+}
+
+// write sends the next request. Some are refused.
+func (w *writer) write(t *testing.T, s *replication.Shard) {
+	t.Helper()
+	w.n++
+	n := 10 * w.n
+	client := fmt.Sprint("w", w.n%3)
+	req := &pb.AppendRequest{ClientId: client, Writes: []*pb.Write{{Aggregate: aggregate(w.n % 7), AllowCreate: true, EnforceClientIdempotency: true, Events: w.events(n)}}}
+	switch w.n % 5 {
+	case 1:
+		req.Writes = append(req.Writes, &pb.Write{Aggregate: aggregate(w.n%7 + 10), AllowCreate: true, Events: w.events(n, n+1)})
+	case 2:
+		// Without enforcement a sequence may come twice in a batch, and again later.
+		req.Writes[0].EnforceClientIdempotency = false
+		req.Writes[0].Events = w.events(5, n, n, n+1)
+	case 3:
+		// Refused: the sequence was used.
+		if _, err := s.Append(t.Context(), &pb.AppendRequest{ClientId: client, Writes: []*pb.Write{{Aggregate: aggregate(1), AllowCreate: true, EnforceClientIdempotency: true, Events: w.events(1)}}}); err == nil && w.n > 30 {
+			t.Fatal("expected a used sequence to be refused")
+		}
+	}
+	if _, err := s.Append(t.Context(), req); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// writes sends so many requests.
+func (w *writer) writes(t *testing.T, s *replication.Shard, n int) {
+	t.Helper()
+	for range n {
+		w.write(t, s)
+	}
+}
+
+// untilSnapshot writes until a snapshot is there that was not before.
+func (w *writer) untilSnapshot(t *testing.T, s *replication.Shard, dir string) {
+	t.Helper()
+	before := snapshots(t, dir)
+	for deadline := time.Now().Add(30 * time.Second); ; {
+		w.write(t, s)
+		if now := snapshots(t, dir); now != before && now != "" {
+			return
+		}
+		if time.Now().After(deadline) {
+			t.Fatal("expected a snapshot within 30 s")
+		}
+	}
+}
+
+// snapshots names the complete snapshots in a directory.
+func snapshots(t *testing.T, dir string) string {
+	t.Helper()
+	entries, err := os.ReadDir(filepath.Join(dir, "snapshots"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	var names []string
+	for _, e := range entries {
+		if !strings.HasSuffix(e.Name(), ".tmp") {
+			names = append(names, e.Name())
+		}
+	}
+	return strings.Join(names, " ")
+}
+
+// full is the directory of a node that was stopped, or whose process ended without a word, with
+// every kind of file in it.
+func full(t *testing.T, stop bool) string {
+	t.Helper()
+	dir := filepath.Join(t.TempDir(), "data")
+	s := open(t, small(dir))
+	w := newWriter()
+	w.untilSnapshot(t, s, dir)
+	w.writes(t, s, 60)
+	end(t, s, stop)
+	return dir
+}
+
+func end(t *testing.T, s *replication.Shard, stop bool) {
+	t.Helper()
+	var err error
+	if stop {
+		err = s.Stop(context.Background())
+	} else {
+		err = s.Abandon()
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+// verify returns what is found in a directory.
+func verify(t *testing.T, dir string) ([]inspect.Finding, inspect.Report) {
+	t.Helper()
+	var findings []inspect.Finding
+	began := time.Now()
+	r, err := inspect.Verify(t.Context(), dir, inspect.VerifyOptions{Found: func(f inspect.Finding) { findings = append(findings, f) }})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Logf("verified in %v: %+v", time.Since(began).Round(time.Millisecond), r)
+	return findings, r
+}
+
+// picture is everything that could change in a directory: names, content, times, modes.
+func picture(t *testing.T, dir string) map[string]string {
+	t.Helper()
+	out := map[string]string{}
+	err := filepath.WalkDir(dir, func(path string, d fs.DirEntry, err error) error {
+		if err != nil {
+			return err
+		}
+		info, err := d.Info()
+		if err != nil {
+			return err
+		}
+		text := fmt.Sprint(info.Mode(), info.ModTime())
+		if info.Mode().IsRegular() {
+			b, err := os.ReadFile(path)
+			if err != nil {
+				return err
+			}
+			text += fmt.Sprintf(" %x", sha256.Sum256(b))
+		}
+		out[path] = text
+		return nil
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return out
+}
