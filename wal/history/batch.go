@@ -32,8 +32,10 @@ type Batch struct {
 	// the comparisons when they are sorted. Kinds are in key order.
 	puts [kinds][]put
 	size int // puts in all
-	pb   *pebble.Batch
-	err  error
+	// ranges are dropped before the puts behind them are made.
+	ranges []rangeDrop
+	pb     *pebble.Batch
+	err    error
 
 	applied    Applied
 	hasApplied bool
@@ -48,7 +50,7 @@ const (
 	kinds
 )
 
-// put is one key and value in Batch.buf.
+// put is one key and value in Batch.buf, or the removal of one key.
 type put struct {
 	// word is the eight bytes of the key behind what all keys of its kind have in common;
 	// set by sort.
@@ -56,6 +58,7 @@ type put struct {
 	at       uint32 // of the key; the value follows it
 	keyLen   uint32
 	valueLen uint32
+	drop     bool // there is no value: the key is removed
 }
 
 func (p *put) key(buf []byte) []byte { return buf[p.at : p.at+p.keyLen] }
@@ -154,6 +157,7 @@ func (b *Batch) Reset() {
 	for i := range b.puts {
 		b.puts[i] = b.puts[i][:0]
 	}
+	b.ranges = b.ranges[:0]
 	b.size, b.err = 0, nil
 	b.applied, b.hasApplied = Applied{}, false
 	b.pb.Reset()
@@ -165,17 +169,27 @@ func (b *Batch) fail(err error) {
 	}
 }
 
-// add records the put whose key is buf[at:keyEnd] and whose value is the rest of buf.
-func (b *Batch) add(kind, at, keyEnd int) {
-	if len(b.buf) > maxBatch {
-		b.fail(fmt.Errorf("history: a batch holds more than %d bytes; commit in smaller steps", maxBatch))
-		b.buf = b.buf[:at]
-		return
+// add records the put whose key is buf[at:keyEnd] and whose value is the rest of buf; false if
+// the batch has no room for it.
+func (b *Batch) add(kind, at, keyEnd int) bool {
+	if !b.fits(at) {
+		return false
 	}
 	b.puts[kind] = append(b.puts[kind], put{
 		at: uint32(at), keyLen: uint32(keyEnd - at), valueLen: uint32(len(b.buf) - keyEnd),
 	})
 	b.size++
+	return true
+}
+
+// fits refuses what was appended to buf from at on if that is more than a batch may hold.
+func (b *Batch) fits(at int) bool {
+	if len(b.buf) <= maxBatch {
+		return true
+	}
+	b.fail(fmt.Errorf("history: a batch holds more than %d bytes; commit in smaller steps", maxBatch))
+	b.buf = b.buf[:at]
+	return false
 }
 
 // build writes the puts into the Pebble batch in key order: Pebble's memtable then finds the
@@ -188,6 +202,9 @@ func (b *Batch) build() error {
 		return fmt.Errorf("history: batch of %d puts without m/applied; call SetApplied before Commit", b.size)
 	}
 	b.pb.Reset()
+	if err := b.emitRanges(); err != nil {
+		return err
+	}
 	b.emit(kindBatch)
 	b.emit(kindHead)
 	if err := b.emitApplied(); err != nil {
@@ -209,11 +226,19 @@ func (b *Batch) emitApplied() error {
 func (b *Batch) emit(kind int) {
 	puts := b.puts[kind]
 	sortPuts(b.buf, puts)
+	ranges := b.rangesOf(kind)
 	for i := range puts {
 		p := &puts[i]
 		key := p.key(b.buf)
 		if i+1 < len(puts) && puts[i+1].word == p.word && bytes.Equal(key, puts[i+1].key(b.buf)) {
 			continue // overwritten by the next
+		}
+		if ranges.dropped(b.buf, p, key) {
+			continue
+		}
+		if p.drop {
+			copy(b.pb.DeleteDeferred(len(key)).Key, key)
+			continue
 		}
 		op := b.pb.SetDeferred(len(key), int(p.valueLen))
 		copy(op.Key, key)

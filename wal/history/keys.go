@@ -108,6 +108,21 @@ func prefixLen(key []byte) int {
 	return at
 }
 
+// nextPrefix appends the smallest prefix above the prefix a, as Pebble asks where a look-up by
+// prefix meets a range tombstone. Nothing that goes on from a whole prefix is one, so that one
+// ends with a byte that can be counted up: a zero, or the slash of p/. Anything else goes on
+// with a zero.
+func nextPrefix(dst, a []byte) []byte {
+	start := len(dst)
+	dst = append(append(dst, a...), 0)
+	if prefixLen(dst[start:]) == len(a)+1 {
+		return dst
+	}
+	dst = dst[:start+len(a)]
+	dst[len(dst)-1]++
+	return dst
+}
+
 // checkAggregate refuses a key that would not be found again under its own parts.
 func checkAggregate(k record.Key) error {
 	if _, _, _, ok := k.Parts(); !ok {

@@ -68,8 +68,15 @@ func TestSplitAgreesWithOrder(t *testing.T) {
 		if prefixLen(pa) != len(pa) {
 			t.Fatalf("prefix %q of %q has prefix %q", pa, a, pa[:prefixLen(pa)])
 		}
+		next := nextPrefix(nil, pa)
+		if prefixLen(next) != len(next) || bytes.Compare(pa, next) >= 0 {
+			t.Fatalf("behind prefix %q comes %q, which is no prefix above it", pa, next)
+		}
 		for _, b := range keys {
 			pb := b[:prefixLen(b)]
+			if c := bytes.Compare(pa, pb); c == 0 && bytes.Compare(b, next) >= 0 || c < 0 && bytes.Compare(next, pb) > 0 {
+				t.Fatalf("behind prefix %q comes %q, but there is %q", pa, next, b)
+			}
 			byPrefix := bytes.Compare(pa, pb)
 			if byPrefix == 0 {
 				byPrefix = bytes.Compare(a[len(pa):], b[len(pb):])

@@ -37,12 +37,16 @@ func newWorkload(seed uint64) *workload {
 	}
 }
 
+// dropped is the value, in puts, of a key that is removed.
+const dropped = "dropped"
+
 // state is what the store must hold at an applied index.
 func (w *workload) state(index uint64) map[string]string {
 	all := map[string]string{}
 	for _, puts := range w.puts[:index+1] {
 		maps.Copy(all, puts)
 	}
+	maps.DeleteFunc(all, func(_, value string) bool { return value == dropped })
 	return all
 }
 
@@ -55,11 +59,22 @@ func (w *workload) entry(b *Batch) {
 		k := record.MakeKey("acme", "orders", fmt.Sprint(w.rng.IntN(40)))
 		position := first + uint64(len(changes))
 		h := w.heads[k]
-		if h.Version > 0 && !h.Deleted && w.rng.IntN(20) == 0 {
-			h.Deleted, h.Recreatable = true, true
+		live := h.Version > 0 && !h.Deleted
+		switch n := w.rng.IntN(20); {
+		case live && n == 0:
+			w.drop(b, puts, k, &h, h.Version+1)
+			if w.rng.IntN(3) == 0 {
+				w.forget(b, puts, k, &h)
+			}
+			h.Deleted, h.Recreatable, h.Restart = true, true, w.rng.IntN(2) == 0
 			h.Position = position
 			changes = append(changes, Change{Key: k, Incarnation: h.Incarnation, Version: h.Version, Kind: ChangeDelete})
-		} else {
+		case live && n < 3 && h.Version > h.Floor:
+			to := h.Floor + 1 + w.rng.Uint64N(h.Version-h.Floor)
+			w.drop(b, puts, k, &h, to)
+			h.Floor, h.Position = to, position
+			changes = append(changes, Change{Key: k, Incarnation: h.Incarnation, Version: to, Kind: ChangeTrim})
+		default:
 			w.write(b, puts, k, &h, position)
 			changes = append(changes, Change{Key: k, Incarnation: h.Incarnation, Version: h.Version, Kind: ChangeBatch})
 		}
@@ -82,16 +97,46 @@ func (w *workload) entry(b *Batch) {
 	w.puts = append(w.puts, puts)
 }
 
+// drop removes the batches below to.
+func (w *workload) drop(b *Batch, puts map[string]string, k record.Key, h *Head, to uint64) {
+	b.DropBatches(k, h.Incarnation, h.Floor, to)
+	for v := h.Floor; v < to; v++ {
+		puts[string(appendBatchKey(nil, k, h.Incarnation, v))] = dropped
+	}
+}
+
+// forget removes all rows of an aggregate.
+func (w *workload) forget(b *Batch, puts map[string]string, k record.Key, h *Head) {
+	b.DropRows(k)
+	prefix := tagRow + string(k)
+	for _, earlier := range append(slices.Clone(w.puts), puts) {
+		for key := range earlier {
+			if strings.HasPrefix(key, prefix) {
+				puts[key] = dropped
+			}
+		}
+	}
+	for writer := range w.marks {
+		if strings.HasPrefix(writer, prefix) {
+			delete(w.marks, writer)
+		}
+	}
+	h.LastClient, h.LastMark = "", 0
+}
+
 // write adds one batch with its rows.
 func (w *workload) write(b *Batch, puts map[string]string, k record.Key, h *Head, position uint64) {
 	if h.Incarnation == 0 || h.Deleted {
+		if h.Restart {
+			h.Version = 0
+		}
 		h.Incarnation++
 		h.Floor, h.FirstLive = h.Version+1, position
-		h.Deleted, h.Recreatable = false, false
+		h.Deleted, h.Recreatable, h.Restart = false, false, false
 	}
 	if h.Version >= h.Floor && w.rng.IntN(3) == 0 {
 		// No batch is ever written twice, but one that is leaves a value that nobody refers to,
-		// as trim will, and Pebble rewrites the blob files that hold those.
+		// as one that is dropped does, and Pebble rewrites the blob files that hold those.
 		header := record.BatchHeader{Key: k, Incarnation: h.Incarnation, Version: h.Version, ClientID: "again"}
 		b.PutBatch(&header, h.Chain, make([]byte, 200))
 		value, _ := record.AppendBatch(nil, &header, h.Chain, make([]byte, 200))

@@ -109,9 +109,7 @@ func newComparer() *pebble.Comparer {
 	c.Split = prefixLen
 	c.ComparePointSuffixes = bytes.Compare
 	c.CompareRangeSuffixes = bytes.Compare
-	// The default appends a zero byte, which would end up in the suffix. It is only needed
-	// for range keys, and there are none.
-	c.ImmediateSuccessor = nil
+	c.ImmediateSuccessor = nextPrefix
 	return &c
 }
 

@@ -32,6 +32,9 @@ type Store struct {
 	// last commit; then View replaces it under commitMu.
 	current atomic.Pointer[View]
 	applied atomic.Pointer[Applied] // written under commitMu
+	// rangeDrops is how many range tombstones were committed since a flush was last asked for
+	// over them; under commitMu.
+	rangeDrops int
 	// Under commitMu: Close or Retire was called, and it has ended.
 	closed, ended bool
 	// retired is not nil once Retire was called; under commitMu.
@@ -75,7 +78,18 @@ func (s *Store) Commit(b *Batch) error {
 	}
 	applied := b.applied
 	s.applied.Store(&applied)
-	return nil
+	return s.boundRangeDrops(len(b.ranges))
+}
+
+// boundRangeDrops flushes the memtable once it holds maxRangeDrops of them; the caller holds
+// commitMu.
+func (s *Store) boundRangeDrops(n int) error {
+	if s.rangeDrops += n; s.rangeDrops < maxRangeDrops {
+		return nil
+	}
+	s.rangeDrops = 0
+	_, err := s.db.AsyncFlush()
+	return s.storageError("flush", err)
 }
 
 // usable says whether Pebble may be called; the caller holds commitMu.
