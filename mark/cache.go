@@ -18,13 +18,21 @@ type Cache struct {
 	heads *lru[Head]
 	marks *lru[uint64]
 	buf   []byte
+	// forgotten says, for aggregates whose writers were forgotten, as of which index that was:
+	// marks from before are not marks any more.
+	forgotten map[record.Key]uint64
 }
+
+// maxForgotten bounds Cache.forgotten. Beyond it all marks are dropped, which says the same.
+const maxForgotten = 1024
 
 // NewCache makes a cache of at most headBytes for heads and markBytes for marks.
 func NewCache(headBytes, markBytes int64) *Cache {
 	return &Cache{
 		heads: newLRU(headBytes, func(h Head) int { return int(unsafe.Sizeof(h)) + len(h.LastClient) }),
 		marks: newLRU(markBytes, func(uint64) int { return 8 }),
+
+		forgotten: make(map[record.Key]uint64),
 	}
 }
 
@@ -49,7 +57,7 @@ func (c *Cache) FillHead(k record.Key, h Head, index uint64) bool {
 
 // Mark returns the cached mark of a writer that is not the head's last one.
 func (c *Cache) Mark(k record.Key, client string) (uint64, bool) {
-	v, ok := c.marks.get(c.key(k, client))
+	v, ok := c.marks.getSince(c.key(k, client), c.since(k))
 	if !ok {
 		return 0, false
 	}
@@ -63,7 +71,32 @@ func (c *Cache) PutMark(k record.Key, client string, mark, index uint64) {
 
 // FillMark offers a mark that was read from the history as of index.
 func (c *Cache) FillMark(k record.Key, client string, mark, index uint64) bool {
-	return c.marks.fill(c.key(k, client), mark, index)
+	since := c.since(k)
+	if index < since {
+		return false
+	}
+	key := c.key(k, client)
+	c.marks.getSince(key, since) // drops one from before
+	return c.marks.fill(key, mark, index)
+}
+
+// Forget drops the marks of all writers of an aggregate, and refuses those that were read
+// before index, at which they were forgotten.
+func (c *Cache) Forget(k record.Key, index uint64) {
+	if _, known := c.forgotten[k]; !known && len(c.forgotten) >= maxForgotten {
+		c.marks.reset(index)
+		clear(c.forgotten)
+		return
+	}
+	c.forgotten[k] = index
+}
+
+// since is the index before which no mark on the aggregate counts.
+func (c *Cache) since(k record.Key) uint64 {
+	if len(c.forgotten) == 0 {
+		return 0
+	}
+	return c.forgotten[k]
 }
 
 // key joins an aggregate's key, which ends in a zero byte, and a client_id, which has none.
@@ -94,6 +127,7 @@ func (l *lru[V]) stats() Stats {
 func (c *Cache) Reset(index uint64) {
 	c.heads.reset(index)
 	c.marks.reset(index)
+	clear(c.forgotten)
 }
 
 func (l *lru[V]) reset(index uint64) {

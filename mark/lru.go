@@ -48,6 +48,14 @@ func (l *lru[V]) get(key []byte) (v *V, ok bool) {
 	return &e.value, true
 }
 
+// getSince is get for a value that is right from since on, or later; an older one is dropped.
+func (l *lru[V]) getSince(key []byte, since uint64) (v *V, ok bool) {
+	if e := l.m[string(key)]; e != nil && e.index < since {
+		l.drop(e)
+	}
+	return l.get(key)
+}
+
 // put records the value that is right from index on.
 func (l *lru[V]) put(key []byte, v V, index uint64) {
 	if e := l.m[string(key)]; e != nil {

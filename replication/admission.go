@@ -117,10 +117,19 @@ func (s *Shard) admit(ctx context.Context, p *pending) (admitted, error) {
 		states = make([]writeState, len(p.writes))
 	}
 	s.mu.Lock()
-	for warmed := false; ; warmed = true {
+	for warmed := false; ; {
 		if err := s.leading(); err != nil {
 			s.mu.Unlock()
 			return admitted{}, err
+		}
+		if d := s.tenure.overlay.deleting(p); d != nil {
+			gone := d.gone
+			s.mu.Unlock()
+			if !s.wait(ctx, gone, nil) {
+				return admitted{}, s.notAdmitted(ctx)
+			}
+			s.mu.Lock()
+			continue
 		}
 		known, err := s.states(p, states, warmed)
 		if err != nil {
@@ -144,6 +153,7 @@ func (s *Shard) admit(ctx context.Context, p *pending) (admitted, error) {
 		}
 		s.mu.Lock()
 		s.fillCache(p, fills, index)
+		warmed = true
 	}
 	defer s.mu.Unlock()
 	t := s.tenure
@@ -158,11 +168,25 @@ func (s *Shard) admit(ctx context.Context, p *pending) (admitted, error) {
 	if err := s.room(t, p); err != nil {
 		return admitted{}, err
 	}
+	s.enqueue(p)
+	return admitted{tenure: t}, nil
+}
+
+// enqueue takes a request in. s.mu is held.
+func (s *Shard) enqueue(p *pending) {
 	s.lastStamp = max(s.lastStamp, s.opts.Clock().UnixNano())
 	record.SetCommittedAt(p.buf, s.lastStamp)
 	p.done = make(chan struct{})
-	t.enqueue(p)
-	return admitted{tenure: t}, nil
+	s.tenure.enqueue(p)
+}
+
+// notAdmitted is the answer to a call that ended while it waited for a delete: nothing of it is
+// left behind.
+func (s *Shard) notAdmitted(ctx context.Context) error {
+	if err := ctx.Err(); err != nil {
+		return status.FromContextError(err).Err()
+	}
+	return s.notLeader("this node is stopping")
 }
 
 // leading answers 2011 or 2015 unless this node leads and is ready. s.mu is held.
@@ -182,8 +206,8 @@ func (s *Shard) leading() error {
 	return nil
 }
 
-// room answers 2012 or 2018 if a request that passed the checks cannot be taken in. s.mu is
-// held.
+// room answers 2012 or 2018 if a request that passed the checks cannot be taken in. Trims and
+// deletes go on below the reserve: they are what makes room. s.mu is held.
 func (s *Shard) room(t *tenure, p *pending) error {
 	if n := t.bytes + p.bytes(); n > s.opts.MaxInFlightBytes && t.bytes > 0 {
 		return api.Errorf(pb.ErrorCode_ERROR_CODE_REPLICATION_BACKPRESSURE,
@@ -193,7 +217,7 @@ func (s *Shard) room(t *tenure, p *pending) error {
 		return api.Errorf(pb.ErrorCode_ERROR_CODE_INTERNAL,
 			"nodes hold different data at log entry %d and none of it is known to be a majority's: nothing was written; bring all nodes up, then see docs/cluster.md", s.diverged.index)
 	}
-	if free := s.disk.low(); free >= 0 {
+	if free := s.disk.low(); free >= 0 && p.change == "" {
 		return api.Errorf(pb.ErrorCode_ERROR_CODE_INSUFFICIENT_DISK_SPACE,
 			"%d bytes are free in the data directory and %d are kept in reserve: nothing was written; free space on the server, reads go on", free, s.opts.MinFreeDiskBytes)
 	}
@@ -340,8 +364,7 @@ func (s *Shard) answer(ctx context.Context, p *pending, t *tenure) (results []wr
 	case notProposed:
 		return nil, false, s.notLeader(o.reason)
 	case fenced:
-		return nil, false, api.Errorf(pb.ErrorCode_ERROR_CODE_LEADER_NOT_READY,
-			"leadership changed hands between admission and the log: nothing was written, ask again").After(retrySoon)
+		return nil, false, s.fencedOff()
 	case unknown:
 		return nil, false, unknownOutcome(o.reason)
 	case refused:
@@ -382,6 +405,13 @@ func (s *Shard) sendRefusal(ctx context.Context, ref *refusal, t *tenure) error 
 		}
 	}
 	return ref.err()
+}
+
+// fencedOff is the answer to a request that was appended in another term than it was admitted
+// in.
+func (s *Shard) fencedOff() error {
+	return api.Errorf(pb.ErrorCode_ERROR_CODE_LEADER_NOT_READY,
+		"leadership changed hands between admission and the log: nothing was written, ask again").After(retrySoon)
 }
 
 // ambiguous is the answer to a call that ended while its write was in flight.

@@ -93,7 +93,9 @@ func (p *processor) write(req *record.Request, i int, first uint64, at int64) (w
 	if err := acc.rows(func(r *history.Row, id []byte) bool { p.batch.PutRowBytes(r, id); return true }); err != nil {
 		return writeResult{}, err
 	}
+	acc.before = wk.accepted
 	p.accepted = append(p.accepted, acc)
+	wk.accepted = len(p.accepted)
 	p.changes = append(p.changes, history.Change{Key: w.Key, Incarnation: bh.Incarnation, Version: bh.Version, Kind: history.ChangeBatch})
 	p.digestBatch(chain, w.Hashes)
 	return writeResult{
@@ -111,7 +113,7 @@ func (p *processor) afterMissing(w *record.Write, head *mark.Head, client string
 	if w.After > m {
 		return true, nil
 	}
-	h, err := holderOf(stepRows{p.accepted, p.view}, head, w.Key, client, w.After)
+	h, err := holderOf(p.rows(), head, w.Key, client, w.After)
 	return h == nil, err
 }
 

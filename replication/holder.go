@@ -56,13 +56,17 @@ func holderMessage(row *history.Row, head *mark.Head) *pb.Holder {
 
 // stepRows reads the rows of the step in progress before those of the view under it.
 type stepRows struct {
-	accepted []acceptedWrite
-	view     *history.View
+	accepted  []acceptedWrite
+	forgotten map[record.Key]int // see processor
+	view      *history.View
 }
+
+func (p *processor) rows() stepRows { return stepRows{p.accepted, p.forgotten, p.view} }
 
 func (s stepRows) Rows(k record.Key, client string, seq uint64) iter.Seq2[history.Row, error] {
 	return func(yield func(history.Row, error) bool) {
-		for i := len(s.accepted) - 1; i >= 0; i-- {
+		from, forgotten := s.forgotten[k]
+		for i := len(s.accepted) - 1; i >= from; i-- {
 			a := &s.accepted[i]
 			if a.header.Key != k || a.header.Client != client {
 				continue
@@ -83,6 +87,9 @@ func (s stepRows) Rows(k record.Key, client string, seq uint64) iter.Seq2[histor
 			if stop {
 				return
 			}
+		}
+		if forgotten {
+			return
 		}
 		for r, err := range s.view.Rows(k, client, seq) {
 			if !yield(r, err) {

@@ -1,14 +1,19 @@
 package replication
 
-import "github.com/tidemark-db/tidemark/wal/record"
+import (
+	"slices"
+
+	"github.com/tidemark-db/tidemark/wal/record"
+)
 
 // overlay is what the leader has in flight in one term: admitted and not yet decided by
 // Apply. Guarded by Shard.mu. It dies with the term.
 type overlay struct {
 	aggregates map[record.Key]int // writes in flight; never 0
 	writers    map[string]*flight // by aggregate key and client_id
-	free       []*flight          // emptied ones, to be used again
-	buf        []byte             // scratch for look-ups
+	deletes    map[record.Key][]*pending
+	free       []*flight // emptied ones, to be used again
+	buf        []byte    // scratch for look-ups
 }
 
 // flight is what one writer has in flight on one aggregate.
@@ -27,7 +32,7 @@ type flightItem struct {
 const maxFree = 4096
 
 func newOverlay() *overlay {
-	return &overlay{aggregates: make(map[record.Key]int), writers: make(map[string]*flight)}
+	return &overlay{aggregates: make(map[record.Key]int), writers: make(map[string]*flight), deletes: make(map[record.Key][]*pending)}
 }
 
 func (o *overlay) writer(k record.Key, client string) *flight {
@@ -56,8 +61,34 @@ func (o *overlay) fill(s *writeState, k record.Key, client string) {
 	}
 }
 
+// deleting returns a request in flight that deletes an aggregate of p's writes, or nil.
+func (o *overlay) deleting(p *pending) *pending {
+	if len(o.deletes) == 0 {
+		return nil
+	}
+	for i := range p.writes {
+		if ds := o.deletes[p.writes[i].Key]; len(ds) > 0 {
+			return ds[len(ds)-1]
+		}
+	}
+	return nil
+}
+
+// end lets go of who waits for a delete in flight: the term is over.
+func (o *overlay) end() {
+	for _, ds := range o.deletes {
+		for _, d := range ds {
+			d.leave()
+		}
+	}
+	o.deletes = nil
+}
+
 // add records an admitted request.
 func (o *overlay) add(p *pending) {
+	for _, k := range p.deletes {
+		o.deletes[k] = append(o.deletes[k], p)
+	}
 	for i := range p.writes {
 		w := &p.writes[i]
 		o.aggregates[w.Key]++
@@ -79,6 +110,14 @@ func (o *overlay) add(p *pending) {
 // remove forgets a request that was decided or is known not to have landed; the in-flight
 // mark of its writer is computed anew from what stays.
 func (o *overlay) remove(p *pending) {
+	for _, k := range p.deletes {
+		if ds := slices.DeleteFunc(o.deletes[k], func(d *pending) bool { return d == p }); len(ds) > 0 {
+			o.deletes[k] = ds
+		} else {
+			delete(o.deletes, k)
+		}
+	}
+	p.leave()
 	for i := range p.writes {
 		w := &p.writes[i]
 		if n := o.aggregates[w.Key]; n > 1 {

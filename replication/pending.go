@@ -5,6 +5,7 @@ import (
 	"time"
 	"unsafe"
 
+	"github.com/tidemark-db/tidemark/api"
 	pb "github.com/tidemark-db/tidemark/api/tidemark/v1"
 	"github.com/tidemark-db/tidemark/wal/record"
 )
@@ -20,6 +21,12 @@ type pending struct {
 	one    [1]record.Write // backs writes of the usual request
 	// arrived is when the request came to the shard.
 	arrived time.Time
+	// change names a request that is no append, for texts; empty for an append.
+	change string
+	// deletes are the aggregates that a request deletes. gone is closed once the request is not
+	// in flight any more: writes to those wait for that.
+	deletes []record.Key
+	gone    chan struct{}
 
 	// done is closed when outcome is set. Both belong to the admitting side until then.
 	done    chan struct{}
@@ -46,6 +53,9 @@ type outcome struct {
 	kind    outcomeKind
 	results []writeResult
 	refusal *refusal
+	// changed says what a change did, and failure why it was refused.
+	changed []changeResult
+	failure *api.Error
 	// reason completes the text of notProposed and unknown.
 	reason string
 }
@@ -58,6 +68,9 @@ type writeResult struct {
 	chain                         record.Hash
 	noChain                       bool // the batch is gone, and its hash with it
 }
+
+// changeResult says what a trim, or one delete, did; position 0 = nothing.
+type changeResult struct{ firstVersion, position uint64 }
 
 // newPending encodes a request whose shape is valid.
 func newPending(req *pb.AppendRequest) *pending {
@@ -150,4 +163,13 @@ func (p *pending) bytes() int64 {
 func (p *pending) finish(o outcome) {
 	p.outcome = o
 	close(p.done)
+}
+
+// leave wakes the writes that wait for a delete. It may be called more than once, by the holder
+// of Shard.mu.
+func (p *pending) leave() {
+	if p.gone != nil {
+		close(p.gone)
+		p.gone = nil
+	}
 }

@@ -34,6 +34,10 @@ type processor struct {
 	changed []markChange
 	// accepted is what the step has written so far: its rows are not in view yet.
 	accepted []acceptedWrite
+	// forgotten are the aggregates whose writers the step has forgotten: what view and, before
+	// the given place, accepted say of their rows is over. forgets lists them once more.
+	forgotten map[record.Key]int
+	forgets   []record.Key
 
 	rebuilt *rebuilt // times look-ups, for /metrics alone; nil = nobody asks
 
@@ -52,6 +56,9 @@ type work struct {
 	key   record.Key
 	head  mark.Head
 	dirty bool
+	// accepted is one more than the place of the aggregate's newest batch in
+	// processor.accepted; 0 = the step has written none.
+	accepted int
 }
 
 type markChange struct {
@@ -75,6 +82,8 @@ func newProcessor(shard uint32, store *history.Store, cache *mark.Cache) *proces
 		applied: store.Applied(),
 		heads:   make(map[record.Key]*work),
 		marks:   make(map[string]uint64),
+
+		forgotten: make(map[record.Key]int),
 	}
 }
 
@@ -138,6 +147,10 @@ func (p *processor) request(req *record.Request, want bool) (outcome, error) {
 	switch req.Kind {
 	case record.KindAppend:
 		return p.append(req, want)
+	case record.KindTrim:
+		return p.trim(req)
+	case record.KindDelete:
+		return p.remove(req)
 	}
 	return outcome{}, fmt.Errorf("%w: requests of kind %d are not applied by this version", record.ErrCorrupt, req.Kind)
 }
@@ -183,6 +196,9 @@ func (p *processor) mark(w *work, client string) (uint64, error) {
 	if m, ok := p.marks[string(p.scratch)]; ok {
 		return m, nil
 	}
+	if _, ok := p.forgotten[w.key]; ok {
+		return 0, nil
+	}
 	if m, ok := p.cache.Mark(w.key, client); ok {
 		return m, nil
 	}
@@ -226,24 +242,54 @@ func (p *processor) end() {
 			p.spare = append(p.spare, w)
 		}
 	}
-	for _, c := range p.changed {
-		p.cache.PutMark(c.key, c.client, c.mark, p.applied.Index)
-	}
+	p.writeMarks(p.cache)
 	clear(p.marks)
+	clear(p.forgotten)
 	clear(p.order)
 	clear(p.changed)
 	clear(p.accepted)
-	p.order, p.changed, p.accepted = p.order[:0], p.changed[:0], p.accepted[:0]
+	clear(p.forgets)
+	p.order, p.changed, p.accepted, p.forgets = p.order[:0], p.changed[:0], p.accepted[:0], p.forgets[:0]
 	p.view = nil
 }
 
-// digestBatch and digestRefusal extend the digest: a hash over every outcome and every
+// writeMarks writes the marks that the step has changed through a cache, behind what it has
+// forgotten: the marks are what writers recorded since.
+func (p *processor) writeMarks(cache *mark.Cache) {
+	for _, k := range p.forgets {
+		cache.Forget(k, p.applied.Index)
+	}
+	for _, c := range p.changed {
+		cache.PutMark(c.key, c.client, c.mark, p.applied.Index)
+	}
+}
+
+// digestBatch and the others extend the digest: a hash over every outcome and every
 // logical change since the log began, whatever entries and steps they came in.
 func (p *processor) digestBatch(chain record.Hash, hashes []byte) {
 	p.scratch = append(p.scratch[:0], p.applied.Digest[:]...)
 	p.scratch = append(p.scratch, 1)
 	p.scratch = append(p.scratch, chain[:]...)
 	p.scratch = append(p.scratch, hashes...)
+	p.applied.Digest = blake3.Sum256(p.scratch)
+}
+
+// digestChange is for a trim or a delete.
+func (p *processor) digestChange(kind history.ChangeKind, k record.Key, incarnation uint32, version uint64, flags byte) {
+	be := binary.BigEndian
+	p.scratch = append(p.scratch[:0], p.applied.Digest[:]...)
+	p.scratch = append(p.scratch, byte(kind), flags)
+	p.scratch = be.AppendUint32(p.scratch, incarnation)
+	p.scratch = be.AppendUint64(p.scratch, version)
+	p.scratch = append(p.scratch, k...)
+	p.applied.Digest = blake3.Sum256(p.scratch)
+}
+
+// digestNothing is for a trim or a delete that passed and found nothing to do.
+func (p *processor) digestNothing(k record.Key) {
+	p.scratch = append(p.scratch[:0], p.applied.Digest[:]...)
+	p.scratch = append(p.scratch, 4)
+	p.scratch = append(p.scratch, k...)
 	p.applied.Digest = blake3.Sum256(p.scratch)
 }
 

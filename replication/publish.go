@@ -100,9 +100,7 @@ func (s *Shard) publish(view *history.View, results []entryResult, changes []Log
 			s.cache.PutHead(w.key, w.head, index)
 		}
 	}
-	for _, c := range s.proc.changed {
-		s.cache.PutMark(c.key, c.client, c.mark, index)
-	}
+	s.proc.writeMarks(s.cache)
 	if t := s.tenure; t != nil {
 		for i := range results {
 			r := &results[i]

@@ -55,7 +55,7 @@ func newRefusal(client string, w *record.Write, state *writeState, v verdict, ro
 
 // refusal builds the refusal of a request that Apply refused in the step in progress.
 func (p *processor) refusal(req *record.Request, v verdict) (*refusal, error) {
-	return newRefusal(req.ClientID, &req.Writes[v.index], &p.states[v.index], v, stepRows{p.accepted, p.view})
+	return newRefusal(req.ClientID, &req.Writes[v.index], &p.states[v.index], v, p.rows())
 }
 
 // definite says whether a client may conclude from this refusal that its write did not land

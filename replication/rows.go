@@ -11,6 +11,9 @@ type acceptedWrite struct {
 	header history.Row // all but the event's own fields
 	events []byte
 	hashes []byte
+	// before is one more than the place of the aggregate's batch before this one, if the step
+	// has written that too; else 0.
+	before int
 }
 
 // rows yields the writer rows of a write, one per sequence, with the event id apart. Two events of one batch may

@@ -94,7 +94,7 @@ func (m *simModel) request(s *sim, o *simOp, index uint64) {
 	if o.refusal = m.judge(o.client, o.writes, m.position(), nil); o.refusal != nil {
 		return
 	}
-	m.at = max(m.at, int64(binary.BigEndian.Uint64(o.p.buf[4:])))
+	m.at = max(m.at, int64(binary.BigEndian.Uint64(o.p.buf[5:])))
 	first := m.position() + 1
 	for i := range o.writes {
 		w := &o.writes[i]

@@ -1,6 +1,7 @@
 package replication
 
 import (
+	"bytes"
 	"fmt"
 	"strings"
 	"testing"
@@ -43,9 +44,17 @@ func drawBelow(t *rapid.T, n int) int {
 
 // drawRequests draws requests that nobody has admitted: many are doomed, and only Apply can
 // say so. Few names and small numbers make them meet.
-func drawRequests(t *rapid.T) []*pb.AppendRequest {
-	var out []*pb.AppendRequest
+func drawRequests(t *rapid.T) []drawn {
+	var out []drawn
 	for range 1 + drawBelow(t, 40) {
+		switch drawBelow(t, 10) {
+		case 8:
+			out = append(out, drawn{change: drawTrim(t)})
+			continue
+		case 9:
+			out = append(out, drawn{change: drawDeletes(t)})
+			continue
+		}
 		r := &pb.AppendRequest{ClientId: []string{"a", "aa", "b"}[drawBelow(t, 3)]}
 		first := drawBelow(t, 3)
 		for i := range []int{1, 1, 1, 2, 2, 3}[drawBelow(t, 6)] {
@@ -67,9 +76,46 @@ func drawRequests(t *rapid.T) []*pb.AppendRequest {
 			}
 			r.Writes = append(r.Writes, w)
 		}
-		out = append(out, r)
+		out = append(out, drawn{append: r})
 	}
 	return out
+}
+
+// drawn is an append, or an encoded trim or delete.
+type drawn struct {
+	append *pb.AppendRequest
+	change []byte
+}
+
+func (d drawn) pending() *pending {
+	if d.append != nil {
+		return newPending(d.append)
+	}
+	return newChange("change", bytes.Clone(d.change), nil)
+}
+
+func drawTrim(t *rapid.T) []byte {
+	r := record.Trim{Key: record.MakeKey("acme", "orders", []string{"1", "11", "2"}[drawBelow(t, 3)]), KeepFrom: uint64(drawBelow(t, 6))}
+	if r.HasExpected = drawBelow(t, 4) == 0; r.HasExpected {
+		r.Expected = uint64(drawBelow(t, 6))
+	}
+	return record.AppendTrim(nil, 0, &r)
+}
+
+func drawDeletes(t *rapid.T) []byte {
+	first := drawBelow(t, 3)
+	var ds []record.Delete
+	for i := range 1 + drawBelow(t, 2) {
+		d := record.Delete{Key: record.MakeKey("acme", "orders", []string{"1", "11", "2"}[(first+i)%3])}
+		if d.HasExpected = drawBelow(t, 4) == 0; d.HasExpected {
+			d.Expected = uint64(drawBelow(t, 6))
+		}
+		d.Recreatable = drawBelow(t, 8) > 0
+		d.Restart = d.Recreatable && drawBelow(t, 2) == 0
+		d.Forget = drawBelow(t, 2) == 0
+		ds = append(ds, d)
+	}
+	return record.AppendDeletes(nil, 0, ds)
 }
 
 // applied is everything that applying a log leaves behind.
@@ -104,7 +150,7 @@ func (a applied) differsFrom(want applied) string {
 
 // apply runs requests through processors on a store of their own. Stamps go back and forth,
 // as the clocks of successive leaders may; a request may be fenced.
-func apply(requests []*pb.AppendRequest, stamps []int64, fenced []bool, c cut) (res applied, err error) {
+func apply(requests []drawn, stamps []int64, fenced []bool, c cut) (res applied, err error) {
 	store, err := history.Open(history.Options{Dir: "history", FS: vfs.NewMem(), BlockCacheBytes: 1 << 20, MemTableBytes: 1 << 20})
 	if err != nil {
 		return res, err
@@ -123,7 +169,7 @@ func apply(requests []*pb.AppendRequest, stamps []int64, fenced []bool, c cut) (
 		g := &proposal{ticket: uint64(len(log) + 1)}
 		was := fenced[i]
 		for n := c.requests(len(log)); n > 0 && i < len(requests) && fenced[i] == was; n-- {
-			p := newPending(requests[i])
+			p := requests[i].pending()
 			record.SetCommittedAt(p.buf, stamps[i])
 			g.requests = append(g.requests, p)
 			i++
@@ -169,7 +215,7 @@ func applyStep(store *history.Store, proc *processor, from, to int, at func(i in
 			return err
 		}
 		for _, o := range r.outcomes {
-			out := fmt.Sprint(o.kind, o.results)
+			out := fmt.Sprint(o.kind, o.results, o.changed, o.failure)
 			if o.refusal != nil {
 				out = fmt.Sprint(o.kind, " ", o.refusal.failure)
 				if text, err := protojson.Marshal(o.refusal.failure); err == nil {
@@ -206,12 +252,14 @@ func dumpView(v *history.View) (string, error) {
 			return "", err
 		}
 		fmt.Fprintf(&out, "%s %+v\n", a.Key, a.Head)
-		batches := v.Batches(a.Key, 1, 1, 0, false)
-		for batches.Next() {
-			fmt.Fprintf(&out, "  %x\n", batches.Value())
-		}
-		if err := batches.Close(); err != nil {
-			return "", err
+		for life := uint32(1); life <= a.Head.Incarnation; life++ {
+			batches := v.Batches(a.Key, life, 1, 0, false)
+			for batches.Next() {
+				fmt.Fprintf(&out, "  %d %d %x\n", life, batches.Version(), batches.Value())
+			}
+			if err := batches.Close(); err != nil {
+				return "", err
+			}
 		}
 		for _, client := range []string{"a", "aa", "b"} {
 			m, err := v.Mark(a.Key, client)

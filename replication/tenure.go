@@ -235,6 +235,7 @@ func (s *Shard) endTenure(reason string) {
 		}
 	}
 	t.proposed = nil
+	t.overlay.end()
 	close(t.done)
 	s.progressed()
 	s.leadershipChanged()

@@ -192,6 +192,19 @@ func (f *fakeShard) Append(ctx context.Context, req *pb.AppendRequest) (*pb.Appe
 	return answer(ctx, req)
 }
 
+// Trim and Delete say what they were asked: how they are judged is the shard's to test.
+func (f *fakeShard) Trim(_ context.Context, req *pb.TrimRequest) (*pb.TrimResponse, error) {
+	return &pb.TrimResponse{FirstVersion: req.GetKeepFromVersion(), Timeline: testTimeline}, nil
+}
+
+func (f *fakeShard) Delete(_ context.Context, req *pb.DeleteRequest) (*pb.DeleteResponse, error) {
+	resp := &pb.DeleteResponse{Timeline: testTimeline}
+	for i, d := range req.GetDeletes() {
+		resp.Results = append(resp.Results, &pb.DeleteResult{Aggregate: d.GetAggregate(), Position: uint64(i + 1)})
+	}
+	return resp, nil
+}
+
 func (f *fakeShard) Read(_ context.Context, o replication.ReadOptions) (*history.View, error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()

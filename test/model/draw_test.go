@@ -42,6 +42,8 @@ func (d *drawer) next() *rapid.Generator[op] {
 			return d.append(t)
 		case n < 65 && len(d.past) > 0:
 			return d.resend(t)
+		case n < 73 && !d.w.holding:
+			return d.change(t)
 		case n < 87 || d.restarts == 0 && !d.holds:
 			return d.read(t)
 		case d.w.holding && n < 94:
@@ -233,6 +235,38 @@ func (d *drawer) resend(t *rapid.T) op {
 		return o
 	}
 	w[1] = strings.Join(events, ",")
+	return o
+}
+
+// change is a trim or a delete.
+func (d *drawer) change(t *rapid.T) op {
+	id := pick(t, append(slices.Clone(aggregates), "missing")...)
+	guard := func(id string) string {
+		if chance(t, 30) {
+			return fmt.Sprintf("expect=%d", d.guard(t, d.standing(id, "a")))
+		}
+		return ""
+	}
+	if chance(t, 55) {
+		keep := between(t, 0, d.standing(id, "a").committed+1)
+		return op{verb: "trim", args: some(id, strconv.FormatUint(keep, 10), guard(id))}
+	}
+	o := op{verb: "delete"}
+	first := below(t, len(aggregates))
+	for i := range pick(t, 1, 1, 1, 2) {
+		if i > 0 || chance(t, 90) {
+			id = aggregates[(first+i)%len(aggregates)]
+		}
+		words := some(id, guard(id))
+		if chance(t, 90) {
+			words = append(words, "recreatable")
+			words = append(words, some(pick(t, "", "restart"))...)
+		}
+		if chance(t, 25) {
+			words = append(words, "forget")
+		}
+		o.writes = append(o.writes, words)
+	}
 	return o
 }
 

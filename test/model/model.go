@@ -18,13 +18,14 @@ type Model struct {
 	position   uint64
 }
 
-// aggregate keeps every batch ever written: trimming and deleting hide, they forget nothing.
+// aggregate keeps every batch ever written: trimming and deleting hide, they remove nothing.
 type aggregate struct {
 	version, position             uint64
 	incarnation                   uint32
 	floor                         uint64 // first version that can be read
 	deleted, recreatable, restart bool
 	batches                       []*pb.Batch // of all lives, oldest first
+	forgotten                     int         // so many of batches are not known to have been recorded any more
 }
 
 // InFlight is a request that was admitted and is not decided.
@@ -153,18 +154,16 @@ func (s *standing) passesAfter(n uint64) bool {
 	return s.w.GetExpectedVersion() == s.committed+n
 }
 
-// undecided: the guard fails as of A, but would pass if none, or only a first part, of what
-// is in flight commits.
+// undecided: the guard fails as of A and lies in the range that what is in flight leaves open,
+// C <= expected_version < A, or is 0 while a recreation is in flight. The old version of a
+// deleted aggregate is in that range, too, although no outcome makes it pass: to be told to
+// hold costs a round trip, and is never wrong.
 func (s *standing) undecided() bool {
-	if s.w.ExpectedVersion == nil || s.passesAfter(s.ahead) {
+	if s.w.ExpectedVersion == nil || s.ahead == 0 {
 		return false
 	}
-	for n := uint64(0); n < s.ahead; n++ {
-		if s.passesAfter(n) {
-			return true
-		}
-	}
-	return false
+	v := s.w.GetExpectedVersion()
+	return s.committed <= v && v < s.committed+s.ahead || v == 0 && s.absent
 }
 
 // covered: an enforced write that the committed or the in-flight mark refuses.
@@ -299,8 +298,10 @@ func (m *Model) original(req *pb.AppendRequest, commit []*pb.Batch) []*pb.WriteR
 		return nil
 	}
 	for _, w := range req.GetWrites() {
+		a := m.aggregates[name(w.GetAggregate())]
 		if !slices.ContainsFunc(commit, func(b *pb.Batch) bool {
-			return name(b.GetAggregate()) == name(w.GetAggregate()) && sameEvents(w.GetEvents(), b.GetEvents())
+			return name(b.GetAggregate()) == name(w.GetAggregate()) && sameEvents(w.GetEvents(), b.GetEvents()) &&
+				slices.Contains(a.batches[a.forgotten:], b)
 		}) {
 			return nil
 		}

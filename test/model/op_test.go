@@ -24,11 +24,13 @@ import (
 //	hold | release                      what is admitted stays in flight in between
 //	lose                                releases, but the oldest in flight is in no log
 //	restart | crash | rebuild [cache=N] the last: the history directory is removed in between
-//	trim AGGREGATE V | delete AGGREGATE [recreatable] [restart]     (the model alone, so far)
+//	trim AGGREGATE V [expect=V]         this and the next one not while anything is held
+//	delete DELETE [+ DELETE]...
+//	    DELETE = AGGREGATE [expect=V] [recreatable] [restart] [forget]
 type op struct {
 	verb string
 	args []string // what comes before the writes
-	// writes are the words of each write of an append.
+	// writes are the words of each write of an append, or of each delete.
 	writes [][]string
 }
 
@@ -53,11 +55,11 @@ func parseOp(line string) (op, error) {
 	}
 	o := op{verb: words[0]}
 	words = words[1:]
-	if o.verb != "append" {
+	if o.verb != "append" && o.verb != "delete" {
 		o.args = words
 		return o, nil
 	}
-	for len(words) > 0 && (len(o.args) == 0 || words[0] == "confirm" || strings.HasPrefix(words[0], "timeline=")) {
+	for o.verb == "append" && len(words) > 0 && (len(o.args) == 0 || words[0] == "confirm" || strings.HasPrefix(words[0], "timeline=")) {
 		o.args, words = append(o.args, words[0]), words[1:]
 	}
 	for len(words) > 0 {

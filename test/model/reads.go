@@ -28,7 +28,7 @@ func (m *Model) recordedBy(aggregate, client string) func(yield func(*pb.Batch, 
 		if a == nil {
 			return
 		}
-		for _, b := range slices.Backward(a.batches) {
+		for _, b := range slices.Backward(a.batches[a.forgotten:]) {
 			for i := range b.GetEvents() {
 				if b.GetClientId() == client && !yield(b, i) {
 					return
@@ -210,10 +210,14 @@ func (m *Model) GetAggregate(k *pb.AggregateKey) *pb.GetAggregateResponse {
 			first = b
 		}
 	}
+	lastClient := last.GetClientId()
+	if a.forgotten == len(a.batches) {
+		lastClient = ""
+	}
 	return &pb.GetAggregateResponse{
 		Aggregate: k, Version: a.version, Incarnation: a.incarnation, FirstVersion: a.floor,
 		EventCount: last.GetFirstEventNumber() + uint64(len(last.GetEvents())) - 1,
-		CreatedAt:  first.GetCommittedAt(), LastCommittedAt: last.GetCommittedAt(), LastClientId: last.GetClientId(),
+		CreatedAt:  first.GetCommittedAt(), LastCommittedAt: last.GetCommittedAt(), LastClientId: lastClient,
 		Position: a.position, Deleted: a.deleted, AllowRecreate: a.recreatable && a.deleted, ChainHash: last.GetChainHash(), Timeline: m.Timeline,
 	}
 }
@@ -239,7 +243,7 @@ func (m *Model) ListMarks(k *pb.AggregateKey) []*pb.WriterMark {
 		return nil
 	}
 	writers := map[string]bool{}
-	for _, b := range a.batches {
+	for _, b := range a.batches[a.forgotten:] {
 		writers[b.GetClientId()] = true
 	}
 	var out []*pb.WriterMark
@@ -262,19 +266,6 @@ func (m *Model) FindEvent(k *pb.AggregateKey, client string, seq uint64) *pb.Fin
 		out.Batch = b
 	}
 	return out
-}
-
-// Trim makes the batches below keepFrom unreadable (section 6).
-func (m *Model) Trim(k *pb.AggregateKey, keepFrom uint64) {
-	m.position++
-	m.aggregates[name(k)].position, m.aggregates[name(k)].floor = m.position, keepFrom
-}
-
-// Delete ends a life of an aggregate (section 6).
-func (m *Model) Delete(k *pb.AggregateKey, recreatable, restart bool) {
-	m.position++
-	a := m.aggregates[name(k)]
-	a.position, a.deleted, a.recreatable, a.restart = m.position, true, recreatable, restart
 }
 
 // LastCommitted is the time that the next committed_at must not be below.

@@ -38,7 +38,9 @@ func (r *refusal) text(w *world) string {
 var statuses = map[pb.ErrorCode]codes.Code{
 	1000: codes.OutOfRange, 1001: codes.NotFound, 2000: codes.InvalidArgument, 2001: codes.InvalidArgument, 2002: codes.AlreadyExists,
 	2003: codes.FailedPrecondition, 2011: codes.Unavailable, 2005: codes.NotFound, 2006: codes.FailedPrecondition, 2013: codes.Aborted, 2016: codes.InvalidArgument,
-	2019: codes.InvalidArgument, 2030: codes.FailedPrecondition, 2031: codes.FailedPrecondition, 7001: codes.NotFound,
+	2019: codes.InvalidArgument, 2030: codes.FailedPrecondition, 2031: codes.FailedPrecondition,
+	3000: codes.NotFound, 3004: codes.OutOfRange, 3005: codes.FailedPrecondition,
+	4000: codes.NotFound, 4001: codes.InvalidArgument, 4002: codes.FailedPrecondition, 7001: codes.NotFound,
 }
 
 // check compares an error with the refusal: the gRPC status, ErrorInfo, the typed detail, a

@@ -101,12 +101,9 @@ func (w *world) run(o op) (string, error) {
 	case "restart", "crash", "rebuild":
 		return w.restart(ctx, o)
 	case "trim":
-		v, err := strconv.ParseUint(o.args[1], 10, 64)
-		w.m.Trim(w.key(o.args[0]), v)
-		return "trimmed", err
+		return w.trim(ctx, o)
 	case "delete":
-		w.m.Delete(w.key(o.args[0]), flag(o.args, "recreatable"), flag(o.args, "restart"))
-		return "deleted", nil
+		return w.delete(ctx, o)
 	case "read":
 		return w.read(ctx, o.read(w.org, w.m))
 	case "readall":
