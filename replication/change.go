@@ -2,6 +2,7 @@ package replication
 
 import (
 	"context"
+	"time"
 
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
@@ -18,7 +19,7 @@ import (
 // newChange makes a pending request of a change that is encoded with 0 as its time. what names
 // it in texts; deletes are the aggregates that it deletes.
 func newChange(what string, buf []byte, deletes []record.Key) *pending {
-	p := &pending{change: what, buf: buf, deletes: deletes}
+	p := &pending{change: what, buf: buf, deletes: deletes, arrived: time.Now()}
 	if len(deletes) > 0 {
 		p.gone = make(chan struct{})
 	}
