@@ -336,10 +336,30 @@ func TestCheckpointWhileCommitting(t *testing.T) {
 	// It must be there after a power loss, too.
 	lost := fs.CrashClone(vfs.CrashCloneCfg{})
 	for _, c := range made {
+		before, err := lost.List(c.dir)
+		if err != nil {
+			t.Fatal(err)
+		}
+		said, err := CheckpointApplied(lost, c.dir)
+		if err != nil {
+			t.Fatal(err)
+		}
+		after, err := lost.List(c.dir)
+		if err != nil {
+			t.Fatal(err)
+		}
+		slices.Sort(before)
+		slices.Sort(after)
+		if after = slices.DeleteFunc(after, func(name string) bool { return name == "LOCK" }); !slices.Equal(before, after) {
+			t.Errorf("%s: expected %v to stay as they are, found %v", c.dir, before, after)
+		}
 		s := open(t, Options{Dir: c.dir, FS: lost, MemTableBytes: MinMemTableBytes, tune: small})
 		v := s.View()
 		if err := w.check(v); err != nil {
 			t.Errorf("%s: %v", c.dir, err)
+		}
+		if v.Applied() != said {
+			t.Errorf("%s: expected %+v, as it is open, found %+v", c.dir, v.Applied(), said)
 		}
 		if v.Applied().Index < c.atLeast {
 			t.Errorf("%s is at %d, below %d", c.dir, v.Applied().Index, c.atLeast)
