@@ -17,7 +17,9 @@ var ErrForeign = errors.New("the data directory belongs to something else")
 // whoever prepared the directory for it.
 func isNodeFile(name string) bool {
 	switch name {
-	case "LOCK", "tail", "raft.db", "history", "snapshots",
+	case "LOCK", "tail", "raft.db", "history", "snapshots", "backups",
+		restoringFile, // of a restore that was cut short
+		restoringFile + ".tmp",
 		identityFile + ".tmp", // of a start that was cut short
 		"disk-probe",          // serve's, which looks for a disk that hangs
 		"lost+found":          // the root of a file system has it

@@ -88,6 +88,8 @@ type Hooks struct {
 	// Restoring runs at each step of taking another node's snapshot; an error ends the node
 	// there, as a crash would.
 	Restoring func(step string) error
+	// BackupWait, if not 0, is how long a backup waits for a majority and for Apply.
+	BackupWait time.Duration
 	// BeforePublish runs in Apply's goroutine when a step is committed and not visible yet.
 	BeforePublish func()
 	// Propose, if set, stands between the batcher and raft: it runs in the batcher, may call

@@ -49,6 +49,7 @@ type Shard struct {
 	store   *history.Store
 	hist    histories
 	snaps   *snapshotStore
+	backups backups
 	logs    *logStore
 	disk    *diskWatch
 	feed    *Feed
@@ -154,6 +155,9 @@ func (s *Shard) open() (err error) {
 	if s.lock, err = lockDir(o.Dir); err != nil {
 		return err
 	}
+	if err := checkUnfinishedRestore(o.Dir); err != nil {
+		return err
+	}
 	id, err := loadIdentity(o.Dir, o.NodeID)
 	if err != nil {
 		return err
@@ -170,6 +174,9 @@ func (s *Shard) open() (err error) {
 	}
 	if s.snaps, err = openSnapshots(s.path("snapshots"), snapshotOptions{log: s.log, identity: s.identity, room: s.diskRoom, meter: s.meter}); err != nil {
 		return err
+	}
+	if err := s.backups.open(s.path("backups")); err != nil {
+		return fmt.Errorf("backups: %w", err)
 	}
 	s.logs = &logStore{
 		tail: s.tail, snaps: s.snaps, log: s.log, maxLent: lentSnapshots * o.SnapshotLogBytes, cache: newEntryCache(o.LogCacheBytes),

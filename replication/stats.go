@@ -67,6 +67,8 @@ type Stats struct {
 	LentSnapshots                         int
 	MaxLentLogBytes                       int64
 
+	Backups BackupStats
+
 	// History is as of the last second; nil once the shard has failed.
 	History *history.Stats
 
@@ -91,6 +93,7 @@ func (s *Shard) Stats() Stats {
 		SnapshotsReceived: m.snapshotsReceived.Load(), ReceivesFailed: m.receivesFailed.Load(),
 		RetiredHistories: len(s.hist.slots), MaxRetiredHistories: maxRetired,
 		MaxLentLogBytes: s.logs.maxLent,
+		Backups:         s.backups.stats(),
 		History:         s.seen.history.Load(), Histograms: m.histograms(),
 	}
 	st.Well = well(s.checks(st.Status))

@@ -811,6 +811,98 @@ func (x *CompactResponse) GetIncomplete() []string {
 	return nil
 }
 
+type BackupRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Take what this node has applied, without asking anybody: for a cluster that has lost its
+	// majority. What was acknowledged and did not reach this node is not in it. The archive says
+	// so.
+	Local         bool `protobuf:"varint,1,opt,name=local,proto3" json:"local,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *BackupRequest) Reset() {
+	*x = BackupRequest{}
+	mi := &file_tidemark_v1_cluster_proto_msgTypes[13]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *BackupRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*BackupRequest) ProtoMessage() {}
+
+func (x *BackupRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_tidemark_v1_cluster_proto_msgTypes[13]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use BackupRequest.ProtoReflect.Descriptor instead.
+func (*BackupRequest) Descriptor() ([]byte, []int) {
+	return file_tidemark_v1_cluster_proto_rawDescGZIP(), []int{13}
+}
+
+func (x *BackupRequest) GetLocal() bool {
+	if x != nil {
+		return x.Local
+	}
+	return false
+}
+
+type BackupResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The next bytes of the archive.
+	Chunk         []byte `protobuf:"bytes,1,opt,name=chunk,proto3" json:"chunk,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *BackupResponse) Reset() {
+	*x = BackupResponse{}
+	mi := &file_tidemark_v1_cluster_proto_msgTypes[14]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *BackupResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*BackupResponse) ProtoMessage() {}
+
+func (x *BackupResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_tidemark_v1_cluster_proto_msgTypes[14]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use BackupResponse.ProtoReflect.Descriptor instead.
+func (*BackupResponse) Descriptor() ([]byte, []int) {
+	return file_tidemark_v1_cluster_proto_rawDescGZIP(), []int{14}
+}
+
+func (x *BackupResponse) GetChunk() []byte {
+	if x != nil {
+		return x.Chunk
+	}
+	return nil
+}
+
 var File_tidemark_v1_cluster_proto protoreflect.FileDescriptor
 
 const file_tidemark_v1_cluster_proto_rawDesc = "" +
@@ -874,7 +966,11 @@ const file_tidemark_v1_cluster_proto_rawDesc = "" +
 	"bytesAfter\x12\x1e\n" +
 	"\n" +
 	"incomplete\x18\x04 \x03(\tR\n" +
-	"incomplete2\xf0\x03\n" +
+	"incomplete\"%\n" +
+	"\rBackupRequest\x12\x14\n" +
+	"\x05local\x18\x01 \x01(\bR\x05local\"&\n" +
+	"\x0eBackupResponse\x12\x14\n" +
+	"\x05chunk\x18\x01 \x01(\fR\x05chunk2\xb5\x04\n" +
 	"\x0eClusterService\x12J\n" +
 	"\tGetStatus\x12\x1d.tidemark.v1.GetStatusRequest\x1a\x1e.tidemark.v1.GetStatusResponse\x12D\n" +
 	"\aAddNode\x12\x1b.tidemark.v1.AddNodeRequest\x1a\x1c.tidemark.v1.AddNodeResponse\x12P\n" +
@@ -882,7 +978,8 @@ const file_tidemark_v1_cluster_proto_rawDesc = "" +
 	"\n" +
 	"RemoveNode\x12\x1e.tidemark.v1.RemoveNodeRequest\x1a\x1f.tidemark.v1.RemoveNodeResponse\x12e\n" +
 	"\x12TransferLeadership\x12&.tidemark.v1.TransferLeadershipRequest\x1a'.tidemark.v1.TransferLeadershipResponse\x12D\n" +
-	"\aCompact\x12\x1b.tidemark.v1.CompactRequest\x1a\x1c.tidemark.v1.CompactResponseB<Z:github.com/tidemark-db/tidemark/api/tidemark/v1;tidemarkv1b\x06proto3"
+	"\aCompact\x12\x1b.tidemark.v1.CompactRequest\x1a\x1c.tidemark.v1.CompactResponse\x12C\n" +
+	"\x06Backup\x12\x1a.tidemark.v1.BackupRequest\x1a\x1b.tidemark.v1.BackupResponse0\x01B<Z:github.com/tidemark-db/tidemark/api/tidemark/v1;tidemarkv1b\x06proto3"
 
 var (
 	file_tidemark_v1_cluster_proto_rawDescOnce sync.Once
@@ -896,7 +993,7 @@ func file_tidemark_v1_cluster_proto_rawDescGZIP() []byte {
 	return file_tidemark_v1_cluster_proto_rawDescData
 }
 
-var file_tidemark_v1_cluster_proto_msgTypes = make([]protoimpl.MessageInfo, 13)
+var file_tidemark_v1_cluster_proto_msgTypes = make([]protoimpl.MessageInfo, 15)
 var file_tidemark_v1_cluster_proto_goTypes = []any{
 	(*GetStatusRequest)(nil),           // 0: tidemark.v1.GetStatusRequest
 	(*GetStatusResponse)(nil),          // 1: tidemark.v1.GetStatusResponse
@@ -911,6 +1008,8 @@ var file_tidemark_v1_cluster_proto_goTypes = []any{
 	(*TransferLeadershipResponse)(nil), // 10: tidemark.v1.TransferLeadershipResponse
 	(*CompactRequest)(nil),             // 11: tidemark.v1.CompactRequest
 	(*CompactResponse)(nil),            // 12: tidemark.v1.CompactResponse
+	(*BackupRequest)(nil),              // 13: tidemark.v1.BackupRequest
+	(*BackupResponse)(nil),             // 14: tidemark.v1.BackupResponse
 }
 var file_tidemark_v1_cluster_proto_depIdxs = []int32{
 	2,  // 0: tidemark.v1.GetStatusResponse.nodes:type_name -> tidemark.v1.Node
@@ -920,14 +1019,16 @@ var file_tidemark_v1_cluster_proto_depIdxs = []int32{
 	7,  // 4: tidemark.v1.ClusterService.RemoveNode:input_type -> tidemark.v1.RemoveNodeRequest
 	9,  // 5: tidemark.v1.ClusterService.TransferLeadership:input_type -> tidemark.v1.TransferLeadershipRequest
 	11, // 6: tidemark.v1.ClusterService.Compact:input_type -> tidemark.v1.CompactRequest
-	1,  // 7: tidemark.v1.ClusterService.GetStatus:output_type -> tidemark.v1.GetStatusResponse
-	4,  // 8: tidemark.v1.ClusterService.AddNode:output_type -> tidemark.v1.AddNodeResponse
-	6,  // 9: tidemark.v1.ClusterService.PromoteNode:output_type -> tidemark.v1.PromoteNodeResponse
-	8,  // 10: tidemark.v1.ClusterService.RemoveNode:output_type -> tidemark.v1.RemoveNodeResponse
-	10, // 11: tidemark.v1.ClusterService.TransferLeadership:output_type -> tidemark.v1.TransferLeadershipResponse
-	12, // 12: tidemark.v1.ClusterService.Compact:output_type -> tidemark.v1.CompactResponse
-	7,  // [7:13] is the sub-list for method output_type
-	1,  // [1:7] is the sub-list for method input_type
+	13, // 7: tidemark.v1.ClusterService.Backup:input_type -> tidemark.v1.BackupRequest
+	1,  // 8: tidemark.v1.ClusterService.GetStatus:output_type -> tidemark.v1.GetStatusResponse
+	4,  // 9: tidemark.v1.ClusterService.AddNode:output_type -> tidemark.v1.AddNodeResponse
+	6,  // 10: tidemark.v1.ClusterService.PromoteNode:output_type -> tidemark.v1.PromoteNodeResponse
+	8,  // 11: tidemark.v1.ClusterService.RemoveNode:output_type -> tidemark.v1.RemoveNodeResponse
+	10, // 12: tidemark.v1.ClusterService.TransferLeadership:output_type -> tidemark.v1.TransferLeadershipResponse
+	12, // 13: tidemark.v1.ClusterService.Compact:output_type -> tidemark.v1.CompactResponse
+	14, // 14: tidemark.v1.ClusterService.Backup:output_type -> tidemark.v1.BackupResponse
+	8,  // [8:15] is the sub-list for method output_type
+	1,  // [1:8] is the sub-list for method input_type
 	1,  // [1:1] is the sub-list for extension type_name
 	1,  // [1:1] is the sub-list for extension extendee
 	0,  // [0:1] is the sub-list for field type_name
@@ -945,7 +1046,7 @@ func file_tidemark_v1_cluster_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_tidemark_v1_cluster_proto_rawDesc), len(file_tidemark_v1_cluster_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   13,
+			NumMessages:   15,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

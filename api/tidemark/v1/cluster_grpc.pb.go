@@ -25,15 +25,16 @@ const (
 	ClusterService_RemoveNode_FullMethodName         = "/tidemark.v1.ClusterService/RemoveNode"
 	ClusterService_TransferLeadership_FullMethodName = "/tidemark.v1.ClusterService/TransferLeadership"
 	ClusterService_Compact_FullMethodName            = "/tidemark.v1.ClusterService/Compact"
+	ClusterService_Backup_FullMethodName             = "/tidemark.v1.ClusterService/Backup"
 )
 
 // ClusterServiceClient is the client API for ClusterService service.
 //
 // For semantics around ctx use and closing/ending streaming RPCs, please refer to https://pkg.go.dev/google.golang.org/grpc/?tab=doc#ClientConn.NewStream.
 //
-// ClusterService is for operators: who is in the cluster, and who should be. GetStatus and
-// Compact are answered by any node; the others only by the leader, any other node answers 2011
-// with the leader's address.
+// ClusterService is for operators: who is in the cluster, and who should be, and copies of
+// what it holds. GetStatus, Backup and Compact are answered by any node; the others only by
+// the leader, any other node answers 2011 with the leader's address.
 //
 // A change that was answered with 2014 or 11001, or not answered (a deadline, a lost
 // connection), may have happened; GetStatus shows, and the same call may be made again. After
@@ -58,6 +59,20 @@ type ClusterServiceClient interface {
 	// on no other, now instead of in the background. It returns once that is done, which may take
 	// as long as reading and writing all its data.
 	Compact(ctx context.Context, in *CompactRequest, opts ...grpc.CallOption) (*CompactResponse, error)
+	// Backup streams a consistent copy of what the node that answers holds, from the heads of
+	// aggregates to the marks of writers, as one archive: the chunks, one after the other, are
+	// what "tidemark restore" takes. Its format is in internal/archive/DESIGN.md; it ends with
+	// checksums, by which an archive that was cut short is found.
+	//
+	// Any member answers, leader or not, while it serves. Everything that was acknowledged before
+	// the call is in it: the node has a majority of voters confirm who leads, and waits until it
+	// has applied what that leader had, 30 s at most. 2011 if no majority can be asked, unless
+	// the request is local. 11000 if as many backups run as a node makes at once; 2018 while its
+	// disk is below the reserve, which also ends those that run.
+	//
+	// Until the call ends the node keeps the files of that moment. A caller that takes less than
+	// 1 MiB in a minute is cut off, with its connection.
+	Backup(ctx context.Context, in *BackupRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[BackupResponse], error)
 }
 
 type clusterServiceClient struct {
@@ -128,13 +143,32 @@ func (c *clusterServiceClient) Compact(ctx context.Context, in *CompactRequest, 
 	return out, nil
 }
 
+func (c *clusterServiceClient) Backup(ctx context.Context, in *BackupRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[BackupResponse], error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	stream, err := c.cc.NewStream(ctx, &ClusterService_ServiceDesc.Streams[0], ClusterService_Backup_FullMethodName, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	x := &grpc.GenericClientStream[BackupRequest, BackupResponse]{ClientStream: stream}
+	if err := x.ClientStream.SendMsg(in); err != nil {
+		return nil, err
+	}
+	if err := x.ClientStream.CloseSend(); err != nil {
+		return nil, err
+	}
+	return x, nil
+}
+
+// This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
+type ClusterService_BackupClient = grpc.ServerStreamingClient[BackupResponse]
+
 // ClusterServiceServer is the server API for ClusterService service.
 // All implementations must embed UnimplementedClusterServiceServer
 // for forward compatibility.
 //
-// ClusterService is for operators: who is in the cluster, and who should be. GetStatus and
-// Compact are answered by any node; the others only by the leader, any other node answers 2011
-// with the leader's address.
+// ClusterService is for operators: who is in the cluster, and who should be, and copies of
+// what it holds. GetStatus, Backup and Compact are answered by any node; the others only by
+// the leader, any other node answers 2011 with the leader's address.
 //
 // A change that was answered with 2014 or 11001, or not answered (a deadline, a lost
 // connection), may have happened; GetStatus shows, and the same call may be made again. After
@@ -159,6 +193,20 @@ type ClusterServiceServer interface {
 	// on no other, now instead of in the background. It returns once that is done, which may take
 	// as long as reading and writing all its data.
 	Compact(context.Context, *CompactRequest) (*CompactResponse, error)
+	// Backup streams a consistent copy of what the node that answers holds, from the heads of
+	// aggregates to the marks of writers, as one archive: the chunks, one after the other, are
+	// what "tidemark restore" takes. Its format is in internal/archive/DESIGN.md; it ends with
+	// checksums, by which an archive that was cut short is found.
+	//
+	// Any member answers, leader or not, while it serves. Everything that was acknowledged before
+	// the call is in it: the node has a majority of voters confirm who leads, and waits until it
+	// has applied what that leader had, 30 s at most. 2011 if no majority can be asked, unless
+	// the request is local. 11000 if as many backups run as a node makes at once; 2018 while its
+	// disk is below the reserve, which also ends those that run.
+	//
+	// Until the call ends the node keeps the files of that moment. A caller that takes less than
+	// 1 MiB in a minute is cut off, with its connection.
+	Backup(*BackupRequest, grpc.ServerStreamingServer[BackupResponse]) error
 	mustEmbedUnimplementedClusterServiceServer()
 }
 
@@ -186,6 +234,9 @@ func (UnimplementedClusterServiceServer) TransferLeadership(context.Context, *Tr
 }
 func (UnimplementedClusterServiceServer) Compact(context.Context, *CompactRequest) (*CompactResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method Compact not implemented")
+}
+func (UnimplementedClusterServiceServer) Backup(*BackupRequest, grpc.ServerStreamingServer[BackupResponse]) error {
+	return status.Error(codes.Unimplemented, "method Backup not implemented")
 }
 func (UnimplementedClusterServiceServer) mustEmbedUnimplementedClusterServiceServer() {}
 func (UnimplementedClusterServiceServer) testEmbeddedByValue()                        {}
@@ -316,6 +367,17 @@ func _ClusterService_Compact_Handler(srv interface{}, ctx context.Context, dec f
 	return interceptor(ctx, in, info, handler)
 }
 
+func _ClusterService_Backup_Handler(srv interface{}, stream grpc.ServerStream) error {
+	m := new(BackupRequest)
+	if err := stream.RecvMsg(m); err != nil {
+		return err
+	}
+	return srv.(ClusterServiceServer).Backup(m, &grpc.GenericServerStream[BackupRequest, BackupResponse]{ServerStream: stream})
+}
+
+// This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
+type ClusterService_BackupServer = grpc.ServerStreamingServer[BackupResponse]
+
 // ClusterService_ServiceDesc is the grpc.ServiceDesc for ClusterService service.
 // It's only intended for direct use with grpc.RegisterService,
 // and not to be introspected or modified (even as a copy)
@@ -348,6 +410,12 @@ var ClusterService_ServiceDesc = grpc.ServiceDesc{
 			Handler:    _ClusterService_Compact_Handler,
 		},
 	},
-	Streams:  []grpc.StreamDesc{},
+	Streams: []grpc.StreamDesc{
+		{
+			StreamName:    "Backup",
+			Handler:       _ClusterService_Backup_Handler,
+			ServerStreams: true,
+		},
+	},
 	Metadata: "tidemark/v1/cluster.proto",
 }

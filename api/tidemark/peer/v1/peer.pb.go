@@ -773,6 +773,96 @@ func (x *ConfirmTermResponse) GetTerm() uint64 {
 	return 0
 }
 
+type ReadIndexRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The caller's; another cluster's leader refuses.
+	ClusterId     string `protobuf:"bytes,1,opt,name=cluster_id,json=clusterId,proto3" json:"cluster_id,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ReadIndexRequest) Reset() {
+	*x = ReadIndexRequest{}
+	mi := &file_tidemark_peer_v1_peer_proto_msgTypes[11]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ReadIndexRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ReadIndexRequest) ProtoMessage() {}
+
+func (x *ReadIndexRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_tidemark_peer_v1_peer_proto_msgTypes[11]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ReadIndexRequest.ProtoReflect.Descriptor instead.
+func (*ReadIndexRequest) Descriptor() ([]byte, []int) {
+	return file_tidemark_peer_v1_peer_proto_rawDescGZIP(), []int{11}
+}
+
+func (x *ReadIndexRequest) GetClusterId() string {
+	if x != nil {
+		return x.ClusterId
+	}
+	return ""
+}
+
+type ReadIndexResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Raft index of an entry with requests; 0 = there is none yet.
+	Index         uint64 `protobuf:"varint,1,opt,name=index,proto3" json:"index,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ReadIndexResponse) Reset() {
+	*x = ReadIndexResponse{}
+	mi := &file_tidemark_peer_v1_peer_proto_msgTypes[12]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ReadIndexResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ReadIndexResponse) ProtoMessage() {}
+
+func (x *ReadIndexResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_tidemark_peer_v1_peer_proto_msgTypes[12]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ReadIndexResponse.ProtoReflect.Descriptor instead.
+func (*ReadIndexResponse) Descriptor() ([]byte, []int) {
+	return file_tidemark_peer_v1_peer_proto_rawDescGZIP(), []int{12}
+}
+
+func (x *ReadIndexResponse) GetIndex() uint64 {
+	if x != nil {
+		return x.Index
+	}
+	return 0
+}
+
 type GetDigestsRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Raft indexes.
@@ -783,7 +873,7 @@ type GetDigestsRequest struct {
 
 func (x *GetDigestsRequest) Reset() {
 	*x = GetDigestsRequest{}
-	mi := &file_tidemark_peer_v1_peer_proto_msgTypes[11]
+	mi := &file_tidemark_peer_v1_peer_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -795,7 +885,7 @@ func (x *GetDigestsRequest) String() string {
 func (*GetDigestsRequest) ProtoMessage() {}
 
 func (x *GetDigestsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_tidemark_peer_v1_peer_proto_msgTypes[11]
+	mi := &file_tidemark_peer_v1_peer_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -808,7 +898,7 @@ func (x *GetDigestsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetDigestsRequest.ProtoReflect.Descriptor instead.
 func (*GetDigestsRequest) Descriptor() ([]byte, []int) {
-	return file_tidemark_peer_v1_peer_proto_rawDescGZIP(), []int{11}
+	return file_tidemark_peer_v1_peer_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *GetDigestsRequest) GetIndexes() []uint64 {
@@ -831,7 +921,7 @@ type GetDigestsResponse struct {
 
 func (x *GetDigestsResponse) Reset() {
 	*x = GetDigestsResponse{}
-	mi := &file_tidemark_peer_v1_peer_proto_msgTypes[12]
+	mi := &file_tidemark_peer_v1_peer_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -843,7 +933,7 @@ func (x *GetDigestsResponse) String() string {
 func (*GetDigestsResponse) ProtoMessage() {}
 
 func (x *GetDigestsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_tidemark_peer_v1_peer_proto_msgTypes[12]
+	mi := &file_tidemark_peer_v1_peer_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -856,7 +946,7 @@ func (x *GetDigestsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetDigestsResponse.ProtoReflect.Descriptor instead.
 func (*GetDigestsResponse) Descriptor() ([]byte, []int) {
-	return file_tidemark_peer_v1_peer_proto_rawDescGZIP(), []int{12}
+	return file_tidemark_peer_v1_peer_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *GetDigestsResponse) GetDigests() []*Digest {
@@ -891,7 +981,7 @@ type Digest struct {
 
 func (x *Digest) Reset() {
 	*x = Digest{}
-	mi := &file_tidemark_peer_v1_peer_proto_msgTypes[13]
+	mi := &file_tidemark_peer_v1_peer_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -903,7 +993,7 @@ func (x *Digest) String() string {
 func (*Digest) ProtoMessage() {}
 
 func (x *Digest) ProtoReflect() protoreflect.Message {
-	mi := &file_tidemark_peer_v1_peer_proto_msgTypes[13]
+	mi := &file_tidemark_peer_v1_peer_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -916,7 +1006,7 @@ func (x *Digest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Digest.ProtoReflect.Descriptor instead.
 func (*Digest) Descriptor() ([]byte, []int) {
-	return file_tidemark_peer_v1_peer_proto_rawDescGZIP(), []int{13}
+	return file_tidemark_peer_v1_peer_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *Digest) GetIndex() uint64 {
@@ -941,7 +1031,7 @@ type GetNodeStatusRequest struct {
 
 func (x *GetNodeStatusRequest) Reset() {
 	*x = GetNodeStatusRequest{}
-	mi := &file_tidemark_peer_v1_peer_proto_msgTypes[14]
+	mi := &file_tidemark_peer_v1_peer_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -953,7 +1043,7 @@ func (x *GetNodeStatusRequest) String() string {
 func (*GetNodeStatusRequest) ProtoMessage() {}
 
 func (x *GetNodeStatusRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_tidemark_peer_v1_peer_proto_msgTypes[14]
+	mi := &file_tidemark_peer_v1_peer_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -966,7 +1056,7 @@ func (x *GetNodeStatusRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetNodeStatusRequest.ProtoReflect.Descriptor instead.
 func (*GetNodeStatusRequest) Descriptor() ([]byte, []int) {
-	return file_tidemark_peer_v1_peer_proto_rawDescGZIP(), []int{14}
+	return file_tidemark_peer_v1_peer_proto_rawDescGZIP(), []int{16}
 }
 
 type GetNodeStatusResponse struct {
@@ -988,7 +1078,7 @@ type GetNodeStatusResponse struct {
 
 func (x *GetNodeStatusResponse) Reset() {
 	*x = GetNodeStatusResponse{}
-	mi := &file_tidemark_peer_v1_peer_proto_msgTypes[15]
+	mi := &file_tidemark_peer_v1_peer_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1000,7 +1090,7 @@ func (x *GetNodeStatusResponse) String() string {
 func (*GetNodeStatusResponse) ProtoMessage() {}
 
 func (x *GetNodeStatusResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_tidemark_peer_v1_peer_proto_msgTypes[15]
+	mi := &file_tidemark_peer_v1_peer_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1013,7 +1103,7 @@ func (x *GetNodeStatusResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetNodeStatusResponse.ProtoReflect.Descriptor instead.
 func (*GetNodeStatusResponse) Descriptor() ([]byte, []int) {
-	return file_tidemark_peer_v1_peer_proto_rawDescGZIP(), []int{15}
+	return file_tidemark_peer_v1_peer_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *GetNodeStatusResponse) GetHello() *HelloResponse {
@@ -1124,7 +1214,12 @@ const file_tidemark_peer_v1_peer_proto_rawDesc = "" +
 	"\x12ConfirmTermRequest\x12\x12\n" +
 	"\x04term\x18\x01 \x01(\x04R\x04term\")\n" +
 	"\x13ConfirmTermResponse\x12\x12\n" +
-	"\x04term\x18\x01 \x01(\x04R\x04term\"-\n" +
+	"\x04term\x18\x01 \x01(\x04R\x04term\"1\n" +
+	"\x10ReadIndexRequest\x12\x1d\n" +
+	"\n" +
+	"cluster_id\x18\x01 \x01(\tR\tclusterId\")\n" +
+	"\x11ReadIndexResponse\x12\x14\n" +
+	"\x05index\x18\x01 \x01(\x04R\x05index\"-\n" +
 	"\x11GetDigestsRequest\x12\x18\n" +
 	"\aindexes\x18\x01 \x03(\x04R\aindexes\"\x8c\x01\n" +
 	"\x12GetDigestsResponse\x122\n" +
@@ -1148,12 +1243,13 @@ const file_tidemark_peer_v1_peer_proto_rawDesc = "" +
 	"\x11STATE_UNSPECIFIED\x10\x00\x12\x0f\n" +
 	"\vSTATE_EMPTY\x10\x01\x12\x12\n" +
 	"\x0eSTATE_FOUNDING\x10\x02\x12\x10\n" +
-	"\fSTATE_MEMBER\x10\x032\xff\x03\n" +
+	"\fSTATE_MEMBER\x10\x032\xd5\x04\n" +
 	"\vPeerService\x12H\n" +
 	"\x05Hello\x12\x1e.tidemark.peer.v1.HelloRequest\x1a\x1f.tidemark.peer.v1.HelloResponse\x12H\n" +
 	"\x05Found\x12\x1e.tidemark.peer.v1.FoundRequest\x1a\x1f.tidemark.peer.v1.FoundResponse\x12E\n" +
 	"\x04Join\x12\x1d.tidemark.peer.v1.JoinRequest\x1a\x1e.tidemark.peer.v1.JoinResponse\x12Z\n" +
-	"\vConfirmTerm\x12$.tidemark.peer.v1.ConfirmTermRequest\x1a%.tidemark.peer.v1.ConfirmTermResponse\x12W\n" +
+	"\vConfirmTerm\x12$.tidemark.peer.v1.ConfirmTermRequest\x1a%.tidemark.peer.v1.ConfirmTermResponse\x12T\n" +
+	"\tReadIndex\x12\".tidemark.peer.v1.ReadIndexRequest\x1a#.tidemark.peer.v1.ReadIndexResponse\x12W\n" +
 	"\n" +
 	"GetDigests\x12#.tidemark.peer.v1.GetDigestsRequest\x1a$.tidemark.peer.v1.GetDigestsResponse\x12`\n" +
 	"\rGetNodeStatus\x12&.tidemark.peer.v1.GetNodeStatusRequest\x1a'.tidemark.peer.v1.GetNodeStatusResponseB=Z;github.com/tidemark-db/tidemark/api/tidemark/peer/v1;peerv1b\x06proto3"
@@ -1171,7 +1267,7 @@ func file_tidemark_peer_v1_peer_proto_rawDescGZIP() []byte {
 }
 
 var file_tidemark_peer_v1_peer_proto_enumTypes = make([]protoimpl.EnumInfo, 1)
-var file_tidemark_peer_v1_peer_proto_msgTypes = make([]protoimpl.MessageInfo, 16)
+var file_tidemark_peer_v1_peer_proto_msgTypes = make([]protoimpl.MessageInfo, 18)
 var file_tidemark_peer_v1_peer_proto_goTypes = []any{
 	(State)(0),                    // 0: tidemark.peer.v1.State
 	(*Node)(nil),                  // 1: tidemark.peer.v1.Node
@@ -1185,11 +1281,13 @@ var file_tidemark_peer_v1_peer_proto_goTypes = []any{
 	(*JoinResponse)(nil),          // 9: tidemark.peer.v1.JoinResponse
 	(*ConfirmTermRequest)(nil),    // 10: tidemark.peer.v1.ConfirmTermRequest
 	(*ConfirmTermResponse)(nil),   // 11: tidemark.peer.v1.ConfirmTermResponse
-	(*GetDigestsRequest)(nil),     // 12: tidemark.peer.v1.GetDigestsRequest
-	(*GetDigestsResponse)(nil),    // 13: tidemark.peer.v1.GetDigestsResponse
-	(*Digest)(nil),                // 14: tidemark.peer.v1.Digest
-	(*GetNodeStatusRequest)(nil),  // 15: tidemark.peer.v1.GetNodeStatusRequest
-	(*GetNodeStatusResponse)(nil), // 16: tidemark.peer.v1.GetNodeStatusResponse
+	(*ReadIndexRequest)(nil),      // 12: tidemark.peer.v1.ReadIndexRequest
+	(*ReadIndexResponse)(nil),     // 13: tidemark.peer.v1.ReadIndexResponse
+	(*GetDigestsRequest)(nil),     // 14: tidemark.peer.v1.GetDigestsRequest
+	(*GetDigestsResponse)(nil),    // 15: tidemark.peer.v1.GetDigestsResponse
+	(*Digest)(nil),                // 16: tidemark.peer.v1.Digest
+	(*GetNodeStatusRequest)(nil),  // 17: tidemark.peer.v1.GetNodeStatusRequest
+	(*GetNodeStatusResponse)(nil), // 18: tidemark.peer.v1.GetNodeStatusResponse
 }
 var file_tidemark_peer_v1_peer_proto_depIdxs = []int32{
 	2,  // 0: tidemark.peer.v1.Founding.members:type_name -> tidemark.peer.v1.Member
@@ -1198,22 +1296,24 @@ var file_tidemark_peer_v1_peer_proto_depIdxs = []int32{
 	3,  // 3: tidemark.peer.v1.HelloResponse.founding:type_name -> tidemark.peer.v1.Founding
 	3,  // 4: tidemark.peer.v1.FoundRequest.founding:type_name -> tidemark.peer.v1.Founding
 	5,  // 5: tidemark.peer.v1.FoundResponse.now:type_name -> tidemark.peer.v1.HelloResponse
-	14, // 6: tidemark.peer.v1.GetDigestsResponse.digests:type_name -> tidemark.peer.v1.Digest
+	16, // 6: tidemark.peer.v1.GetDigestsResponse.digests:type_name -> tidemark.peer.v1.Digest
 	5,  // 7: tidemark.peer.v1.GetNodeStatusResponse.hello:type_name -> tidemark.peer.v1.HelloResponse
 	4,  // 8: tidemark.peer.v1.PeerService.Hello:input_type -> tidemark.peer.v1.HelloRequest
 	6,  // 9: tidemark.peer.v1.PeerService.Found:input_type -> tidemark.peer.v1.FoundRequest
 	8,  // 10: tidemark.peer.v1.PeerService.Join:input_type -> tidemark.peer.v1.JoinRequest
 	10, // 11: tidemark.peer.v1.PeerService.ConfirmTerm:input_type -> tidemark.peer.v1.ConfirmTermRequest
-	12, // 12: tidemark.peer.v1.PeerService.GetDigests:input_type -> tidemark.peer.v1.GetDigestsRequest
-	15, // 13: tidemark.peer.v1.PeerService.GetNodeStatus:input_type -> tidemark.peer.v1.GetNodeStatusRequest
-	5,  // 14: tidemark.peer.v1.PeerService.Hello:output_type -> tidemark.peer.v1.HelloResponse
-	7,  // 15: tidemark.peer.v1.PeerService.Found:output_type -> tidemark.peer.v1.FoundResponse
-	9,  // 16: tidemark.peer.v1.PeerService.Join:output_type -> tidemark.peer.v1.JoinResponse
-	11, // 17: tidemark.peer.v1.PeerService.ConfirmTerm:output_type -> tidemark.peer.v1.ConfirmTermResponse
-	13, // 18: tidemark.peer.v1.PeerService.GetDigests:output_type -> tidemark.peer.v1.GetDigestsResponse
-	16, // 19: tidemark.peer.v1.PeerService.GetNodeStatus:output_type -> tidemark.peer.v1.GetNodeStatusResponse
-	14, // [14:20] is the sub-list for method output_type
-	8,  // [8:14] is the sub-list for method input_type
+	12, // 12: tidemark.peer.v1.PeerService.ReadIndex:input_type -> tidemark.peer.v1.ReadIndexRequest
+	14, // 13: tidemark.peer.v1.PeerService.GetDigests:input_type -> tidemark.peer.v1.GetDigestsRequest
+	17, // 14: tidemark.peer.v1.PeerService.GetNodeStatus:input_type -> tidemark.peer.v1.GetNodeStatusRequest
+	5,  // 15: tidemark.peer.v1.PeerService.Hello:output_type -> tidemark.peer.v1.HelloResponse
+	7,  // 16: tidemark.peer.v1.PeerService.Found:output_type -> tidemark.peer.v1.FoundResponse
+	9,  // 17: tidemark.peer.v1.PeerService.Join:output_type -> tidemark.peer.v1.JoinResponse
+	11, // 18: tidemark.peer.v1.PeerService.ConfirmTerm:output_type -> tidemark.peer.v1.ConfirmTermResponse
+	13, // 19: tidemark.peer.v1.PeerService.ReadIndex:output_type -> tidemark.peer.v1.ReadIndexResponse
+	15, // 20: tidemark.peer.v1.PeerService.GetDigests:output_type -> tidemark.peer.v1.GetDigestsResponse
+	18, // 21: tidemark.peer.v1.PeerService.GetNodeStatus:output_type -> tidemark.peer.v1.GetNodeStatusResponse
+	15, // [15:22] is the sub-list for method output_type
+	8,  // [8:15] is the sub-list for method input_type
 	8,  // [8:8] is the sub-list for extension type_name
 	8,  // [8:8] is the sub-list for extension extendee
 	0,  // [0:8] is the sub-list for field type_name
@@ -1230,7 +1330,7 @@ func file_tidemark_peer_v1_peer_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_tidemark_peer_v1_peer_proto_rawDesc), len(file_tidemark_peer_v1_peer_proto_rawDesc)),
 			NumEnums:      1,
-			NumMessages:   16,
+			NumMessages:   18,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

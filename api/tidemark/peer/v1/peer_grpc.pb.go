@@ -27,6 +27,7 @@ const (
 	PeerService_Found_FullMethodName         = "/tidemark.peer.v1.PeerService/Found"
 	PeerService_Join_FullMethodName          = "/tidemark.peer.v1.PeerService/Join"
 	PeerService_ConfirmTerm_FullMethodName   = "/tidemark.peer.v1.PeerService/ConfirmTerm"
+	PeerService_ReadIndex_FullMethodName     = "/tidemark.peer.v1.PeerService/ReadIndex"
 	PeerService_GetDigests_FullMethodName    = "/tidemark.peer.v1.PeerService/GetDigests"
 	PeerService_GetNodeStatus_FullMethodName = "/tidemark.peer.v1.PeerService/GetNodeStatus"
 )
@@ -49,6 +50,10 @@ type PeerServiceClient interface {
 	// ConfirmTerm answers with the newest term the node has seen. A leader that hears its own
 	// term from a majority of voters, all asked after a read began, still led at that time.
 	ConfirmTerm(ctx context.Context, in *ConfirmTermRequest, opts ...grpc.CallOption) (*ConfirmTermResponse, error)
+	// ReadIndex asks the leader how far a node must have applied to hold everything that was
+	// acknowledged before the call. The leader has a majority of voters, asked after the call
+	// came, confirm that it leads; otherwise it answers UNAVAILABLE.
+	ReadIndex(ctx context.Context, in *ReadIndexRequest, opts ...grpc.CallOption) (*ReadIndexResponse, error)
 	// GetDigests answers with the digests of the history that the node still has.
 	GetDigests(ctx context.Context, in *GetDigestsRequest, opts ...grpc.CallOption) (*GetDigestsResponse, error)
 	// GetNodeStatus answers with what an operator asks of a node.
@@ -103,6 +108,16 @@ func (c *peerServiceClient) ConfirmTerm(ctx context.Context, in *ConfirmTermRequ
 	return out, nil
 }
 
+func (c *peerServiceClient) ReadIndex(ctx context.Context, in *ReadIndexRequest, opts ...grpc.CallOption) (*ReadIndexResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(ReadIndexResponse)
+	err := c.cc.Invoke(ctx, PeerService_ReadIndex_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
 func (c *peerServiceClient) GetDigests(ctx context.Context, in *GetDigestsRequest, opts ...grpc.CallOption) (*GetDigestsResponse, error) {
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
 	out := new(GetDigestsResponse)
@@ -141,6 +156,10 @@ type PeerServiceServer interface {
 	// ConfirmTerm answers with the newest term the node has seen. A leader that hears its own
 	// term from a majority of voters, all asked after a read began, still led at that time.
 	ConfirmTerm(context.Context, *ConfirmTermRequest) (*ConfirmTermResponse, error)
+	// ReadIndex asks the leader how far a node must have applied to hold everything that was
+	// acknowledged before the call. The leader has a majority of voters, asked after the call
+	// came, confirm that it leads; otherwise it answers UNAVAILABLE.
+	ReadIndex(context.Context, *ReadIndexRequest) (*ReadIndexResponse, error)
 	// GetDigests answers with the digests of the history that the node still has.
 	GetDigests(context.Context, *GetDigestsRequest) (*GetDigestsResponse, error)
 	// GetNodeStatus answers with what an operator asks of a node.
@@ -166,6 +185,9 @@ func (UnimplementedPeerServiceServer) Join(context.Context, *JoinRequest) (*Join
 }
 func (UnimplementedPeerServiceServer) ConfirmTerm(context.Context, *ConfirmTermRequest) (*ConfirmTermResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method ConfirmTerm not implemented")
+}
+func (UnimplementedPeerServiceServer) ReadIndex(context.Context, *ReadIndexRequest) (*ReadIndexResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method ReadIndex not implemented")
 }
 func (UnimplementedPeerServiceServer) GetDigests(context.Context, *GetDigestsRequest) (*GetDigestsResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method GetDigests not implemented")
@@ -266,6 +288,24 @@ func _PeerService_ConfirmTerm_Handler(srv interface{}, ctx context.Context, dec 
 	return interceptor(ctx, in, info, handler)
 }
 
+func _PeerService_ReadIndex_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(ReadIndexRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(PeerServiceServer).ReadIndex(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: PeerService_ReadIndex_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(PeerServiceServer).ReadIndex(ctx, req.(*ReadIndexRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
 func _PeerService_GetDigests_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
 	in := new(GetDigestsRequest)
 	if err := dec(in); err != nil {
@@ -324,6 +364,10 @@ var PeerService_ServiceDesc = grpc.ServiceDesc{
 		{
 			MethodName: "ConfirmTerm",
 			Handler:    _PeerService_ConfirmTerm_Handler,
+		},
+		{
+			MethodName: "ReadIndex",
+			Handler:    _PeerService_ReadIndex_Handler,
 		},
 		{
 			MethodName: "GetDigests",
