@@ -10,10 +10,11 @@ import (
 	"github.com/tidemark-db/tidemark/api"
 	pb "github.com/tidemark-db/tidemark/api/tidemark/v1"
 	"github.com/tidemark-db/tidemark/config"
+	"github.com/tidemark-db/tidemark/replication"
 )
 
-// Cluster is what the server needs to look at a cluster and to change it. All but
-// ClusterStatus are the leader's to do: other nodes answer 2011 with its address. An error
+// Cluster is what the server needs to look at a cluster, to change it and to copy it. All but
+// ClusterStatus and Backup are the leader's to do: other nodes answer 2011 with its address. An error
 // that is not 2014 means that nothing was changed.
 type Cluster interface {
 	// ClusterStatus asks the other nodes, for a second at most.
@@ -26,6 +27,8 @@ type Cluster interface {
 	RemoveNode(ctx context.Context, id string) error
 	// TransferLeadership returns who leads then; to may be empty.
 	TransferLeadership(ctx context.Context, to string) (leaderID string, err error)
+	// Backup makes a checkpoint, which the caller ends. Every member does.
+	Backup(ctx context.Context, o replication.BackupOptions) (*replication.Backup, error)
 }
 
 // clusterService implements pb.ClusterServiceServer.
@@ -33,6 +36,10 @@ type clusterService struct {
 	pb.UnimplementedClusterServiceServer
 	shard Shard
 	log   *zap.Logger
+	// stopping is closed when no more calls are taken; backups end then.
+	stopping <-chan struct{}
+	// backupStall is how long the receiver of a backup may take next to nothing.
+	backupStall time.Duration
 }
 
 // longestChange bounds a change that waits for another node, if its caller does not.

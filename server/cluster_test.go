@@ -23,6 +23,7 @@ type fakeCluster struct {
 	clusterMu sync.Mutex
 	asked     []string
 	answer    func(ctx context.Context) error // of every change; nil = done
+	backups   *replication.Shard              // makes the backups
 }
 
 func (f *fakeCluster) do(ctx context.Context, words ...string) error {
@@ -72,6 +73,13 @@ func (f *fakeCluster) RemoveNode(ctx context.Context, id string) error {
 
 func (f *fakeCluster) TransferLeadership(ctx context.Context, to string) (string, error) {
 	return "n2", f.do(ctx, "transfer", to)
+}
+
+func (f *fakeCluster) Backup(ctx context.Context, o replication.BackupOptions) (*replication.Backup, error) {
+	if f.backups == nil {
+		return nil, errors.New("the test has no shard to back up")
+	}
+	return f.backups.Backup(ctx, o)
 }
 
 func startCluster(t *testing.T) (*rig, pb.ClusterServiceClient) {

@@ -3,10 +3,12 @@ package server
 // figures is what a node with fullStats shows.
 const figures = `
 tidemark_applied_index 412
-tidemark_backup_sent_bytes_total 0
-tidemark_backup_timestamp_seconds 0
-tidemark_backups_total{result="failed"} 0
-tidemark_backups_total{result="sent"} 0
+tidemark_backup_sent_bytes_total 566
+tidemark_backup_timestamp_seconds 567.5
+tidemark_backups 562
+tidemark_backups_limit 563
+tidemark_backups_total{result="failed"} 565
+tidemark_backups_total{result="sent"} 564
 tidemark_block_cache_bytes 301
 tidemark_block_cache_hits_total 303
 tidemark_block_cache_limit_bytes 302

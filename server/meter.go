@@ -27,9 +27,6 @@ type meter struct {
 	panics atomic.Uint64
 	// start is how long the node took to start, in nanoseconds; 0 = it has not yet.
 	start atomic.Int64
-
-	backupsSent, backupsFailed, backupBytes atomic.Uint64
-	backupAt                                atomic.Int64 // nanoseconds since 1970; 0 = never
 }
 
 // readMeter is about one method that reads.
@@ -123,15 +120,4 @@ func (m *meter) attach(r *rpc) {
 	if r.own {
 		r.timed = m.reads[name]
 	}
-}
-
-// backedUp is told of each backup that was sent, or was to be.
-func (m *meter) backedUp(bytes int64, err error, now time.Time) {
-	m.backupBytes.Add(uint64(bytes))
-	if err != nil {
-		m.backupsFailed.Add(1)
-		return
-	}
-	m.backupsSent.Add(1)
-	m.backupAt.Store(now.UnixNano())
 }

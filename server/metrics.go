@@ -43,6 +43,7 @@ func (c *collector) Collect(to chan<- prometheus.Metric) {
 	m.cluster(&st)
 	m.log(&st)
 	m.snapshots(&st)
+	m.backups(st.Backups)
 	if st.History != nil {
 		m.history(st.History)
 	}
@@ -75,10 +76,6 @@ func (m sink) measured(c *meter) {
 		m.Counter("reads_total", float64(r.cancelled.Load()), method, metric.ResultCancelled)
 	}
 	m.Counter("call_panics_total", float64(c.panics.Load()))
-	m.Counter("backups_total", float64(c.backupsSent.Load()), "sent")
-	m.Counter("backups_total", float64(c.backupsFailed.Load()), "failed")
-	m.Counter("backup_sent_bytes_total", float64(c.backupBytes.Load()))
-	m.Gauge("backup_timestamp_seconds", float64(c.backupAt.Load())/1e9)
 	m.Gauge("start_duration_seconds", time.Duration(c.start.Load()).Seconds())
 }
 
@@ -200,6 +197,15 @@ func (m sink) snapshots(s *replication.Stats) {
 	m.Gauge("lent_log_limit_bytes", float64(s.MaxLentLogBytes))
 	m.Gauge("retired_histories", float64(s.RetiredHistories))
 	m.Gauge("retired_histories_limit", float64(s.MaxRetiredHistories))
+}
+
+func (m sink) backups(s replication.BackupStats) {
+	m.Gauge("backups", float64(s.Running))
+	m.Gauge("backups_limit", float64(s.Limit))
+	m.Counter("backups_total", float64(s.Sent), "sent")
+	m.Counter("backups_total", float64(s.Failed), "failed")
+	m.Counter("backup_sent_bytes_total", float64(s.Bytes))
+	m.Gauge("backup_timestamp_seconds", unixSeconds(s.LastSent))
 }
 
 func (m sink) history(h *history.Stats) {

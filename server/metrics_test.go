@@ -67,6 +67,7 @@ func fullStats() replication.Stats {
 		RefusalsWaiting: 541, ReadsWaiting: 542, RoundsConfirmed: 543, RoundsFailed: 544,
 		DigestComparisons: 545, DigestMismatches: 546, Diverged: true,
 		SnapshotAt: time.Unix(551, 5e8), SnapshotIndex: 552, SnapshotBytes: 553, SnapshotsTaken: 554, SnapshotsFailed: 555,
+		Backups:       replication.BackupStats{Running: 562, Limit: 563, Sent: 564, Failed: 565, Bytes: 566, LastSent: time.Unix(567, 5e8)},
 		SnapshotsSent: 556, SnapshotSentBytes: 557, SnapshotsReceived: 558, ReceivesFailed: 559,
 		RetiredHistories: 560, MaxRetiredHistories: 561, LentSnapshots: 562, MaxLentLogBytes: 563,
 		History: &history.Stats{

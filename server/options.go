@@ -70,6 +70,8 @@ type Options struct {
 
 	// See readBudget.
 	readStall, readPatience time.Duration
+	// backupStall is that of backups.
+	backupStall time.Duration
 }
 
 // Build is what /metrics says of the binary.
@@ -99,6 +101,9 @@ func (o *Options) fill() error {
 	}
 	if o.HandshakeTimeout == 0 {
 		o.HandshakeTimeout = DefaultHandshakeTimeout
+	}
+	if o.backupStall == 0 {
+		o.backupStall = backupStall
 	}
 	if o.readStall == 0 {
 		o.readStall, o.readPatience = readStall, readPatience

@@ -91,7 +91,7 @@ func New(o Options) (*Server, error) {
 	}
 	r := registrar{Server: s.grpc, chain: s.chain}
 	pb.RegisterEventStoreServiceServer(r, &eventStore{shard: o.Shard, log: o.Logger})
-	pb.RegisterClusterServiceServer(r, &clusterService{shard: o.Shard, log: o.Logger})
+	pb.RegisterClusterServiceServer(r, &clusterService{shard: o.Shard, log: o.Logger, stopping: s.stopping, backupStall: o.backupStall})
 	healthpb.RegisterHealthServer(r, s.health)
 	reflection.Register(r)
 	s.web = newWeb(s)

@@ -76,9 +76,11 @@ func snapshots() Group {
 			{Name: "lent_log_limit_bytes", Kind: Gauge, Help: "Most bytes of log that are kept for a node that is being sent a snapshot."},
 			{Name: "retired_histories", Kind: Gauge, Help: "Histories that gave way to another node's and are still read. Lasting: a read that does not end keeps their space."},
 			{Name: "retired_histories_limit", Kind: Gauge, Help: "Most of those; the next snapshot that arrives waits."},
+			{Name: "backups", Kind: Gauge, Help: "Backups that are being sent: each keeps the files of its moment on the disk until it ends."},
+			{Name: "backups_limit", Kind: Gauge, Help: "Most of those; more are answered 11000."},
 			{Name: "backups_total", Kind: Counter, Labels: []Label{{Name: "result", Values: []string{"sent", "failed"}}}, Help: `Backups that this node sent to a client, or did not send to the end.`},
 			{Name: "backup_sent_bytes_total", Kind: Counter, Help: "Bytes of backups that were sent, whole or not."},
-			{Name: "backup_timestamp_seconds", Kind: Gauge, Help: "When a backup was last sent whole by this node, in seconds since 1970; 0 = none since it started. Any node may be asked for backups: take the maximum over all, and alert on its age."},
+			{Name: "backup_timestamp_seconds", Kind: Gauge, Help: "The moment that the newest backup which this node sent whole is of, in seconds since 1970; 0 = there is none. It survives restarts. Any node may be asked for backups: take the maximum over all, and alert on its age."},
 		},
 	}
 }
