@@ -26,6 +26,8 @@ func (t *tail) judge(w broken) (torn bool, why string) {
 	switch {
 	case t.state.exact:
 		return true, fmt.Sprintf("the machine has run since, and nothing after index %d was acknowledged", t.state.synced)
+	case sound && w.offset+size <= len(w.content) && (w.offset+size-1)%diskSector != 0 && endMarkLost(w.content[w.offset+headerAt:w.offset+size]):
+		return false, "all of the record but its end mark is there, and it may have been acknowledged"
 	case len(rest) < leastRecord:
 		return true, "what is there is shorter than any record"
 	case sound && len(rest) < size:
@@ -39,6 +41,18 @@ func (t *tail) judge(w broken) (torn bool, why string) {
 		return true, "part of the record was never written"
 	}
 	return false, "the record is complete, and may have been acknowledged"
+}
+
+// endMarkLost says whether a zero in place of the end mark is all that is wrong with a record,
+// whose sector was written therefore.
+func endMarkLost(frame []byte) bool {
+	h, problem := parseHeader(frame)
+	if problem != "" || frame[len(frame)-1] != 0 {
+		return false
+	}
+	payload := bytes.Clone(frame[recordHeader:])
+	payload[len(payload)-1] = endOfRecord
+	return crc(payload) == h.sum
 }
 
 // announced looks for the header of a record at the start of b, whatever the length before it

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"encoding/binary"
 	"fmt"
+	"hash/crc32"
 )
 
 // sector is the unit that a disk writes whole or not at all.
@@ -38,6 +39,9 @@ func judge(b []byte, off int, index, synced uint64, exact bool) (torn bool, why 
 	switch {
 	case exact:
 		return true, fmt.Sprintf("nothing after index %d was acknowledged", synced)
+	case found && off+after <= len(b) && endMarkLost(b[off+prefix:off+after]) && (off+after-1)%sector != 0:
+		// The sector was written, and nothing but a failing disk takes one byte out of it.
+		return false, "all of the record but its end mark is there, and it may have been acknowledged"
 	case len(rest) < minRecordSize:
 		return true, "what is there, zeros at its end apart, is shorter than any record"
 	case found && len(rest) < after:
@@ -46,6 +50,17 @@ func judge(b []byte, off int, index, synced uint64, exact bool) (torn bool, why 
 		return true, "part of the record was never written"
 	}
 	return false, "the record is complete and may have been acknowledged"
+}
+
+// endMarkLost says whether a frame is what was written but for its last byte, which is zero: of
+// a record whose end is zero, that is the one case in which nothing else can be missing.
+func endMarkLost(frame []byte) bool {
+	h, problem := parseHeader(frame)
+	if problem != "" || frame[len(frame)-1] != 0 {
+		return false
+	}
+	sum := crc32.Checksum(frame[headerSize:len(frame)-1], castagnoli())
+	return crc32.Update(sum, castagnoli(), []byte{endMark}) == h.payloadCRC
 }
 
 // findHeader looks for the header of the record of the given index at the start of b,
