@@ -218,8 +218,12 @@ func (c *contentCheck) batchesOf(a Aggregate, h *Head, rows *sum) error {
 			continue
 		}
 		c.batch(key, a, incarnation, version, &b)
-		if h == nil || h.Deleted || incarnation != h.Incarnation || version < h.Floor {
-			continue // what a trim or a delete took, which may not be gone yet
+		if h == nil {
+			continue
+		}
+		if h.Deleted || incarnation != h.Incarnation || version < h.Floor {
+			c.damage(key, "expected no batch that a trim or a delete took, found one")
+			continue
 		}
 		c.live++
 		if version != next {

@@ -153,8 +153,9 @@ type Content struct {
 }
 
 // Read calls c's functions for what the directory holds: first what is in the history, in the
-// order of its keys, then what entries of the tail add to that, in the order of the log. A head
-// that the tail changes comes once, last. Query's From and To are versions, or positions for
+// order of its keys, then what entries of the tail add to that, in the order of the log: batches
+// that entries trim or delete have been handed on by then. A head that the tail changes comes
+// once, last. Query's From and To are versions, or positions for
 // Change; heads are wanted whatever their version is.
 func (d *Directory) Read(q Query, c Content) (applied Applied, err error) {
 	h, err := d.openHistory()

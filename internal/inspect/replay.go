@@ -20,6 +20,10 @@ type replay struct {
 	marks   map[string]uint64
 	// recorded are the rows that entries made, by the prefix of the writer and the sequence.
 	recorded map[string]struct{}
+	// forgotten are the aggregates whose writers were forgotten: what base has of them is over.
+	forgotten map[Aggregate]bool
+	// written are the positions of the batches that entries made, by their keys.
+	written map[string]uint64
 	// changed are the aggregates that entries changed, in the order of their first change.
 	changed []Aggregate
 
@@ -29,7 +33,7 @@ type replay struct {
 }
 
 func newReplay(base *store) *replay {
-	r := &replay{base: base, heads: map[Aggregate]*Head{}, marks: map[string]uint64{}, recorded: map[string]struct{}{}}
+	r := &replay{base: base, heads: map[Aggregate]*Head{}, marks: map[string]uint64{}, recorded: map[string]struct{}{}, forgotten: map[Aggregate]bool{}, written: map[string]uint64{}}
 	if base != nil {
 		r.applied = base.applied
 	}
@@ -77,9 +81,18 @@ func (s *standing) version() uint64 {
 }
 
 func (r *replay) request(req *Request) error {
-	if req.Kind != RequestAppend {
-		return &unknownRequest{req.Kind}
+	switch req.Kind {
+	case RequestAppend:
+		return r.append(req)
+	case RequestTrim:
+		return r.trim(req)
+	case RequestDelete:
+		return r.remove(req)
 	}
+	return &unknownRequest{req.Kind}
+}
+
+func (r *replay) append(req *Request) error {
 	standings := make([]standing, len(req.Writes))
 	for i := range req.Writes {
 		var err error
@@ -205,6 +218,7 @@ func (r *replay) write(req *Request, i int, mark, first uint64, at int64) error 
 		}
 	}
 	r.changed = append(r.changed, w.Aggregate)
+	r.written[string(batchKey(b.Aggregate, b.Incarnation, b.Version))] = b.Position
 	d := append(r.applied.Digest[:], 1)
 	d = append(d, b.Chain[:]...)
 	for i := range w.Hashes {
@@ -233,7 +247,7 @@ func (r *replay) standing(w *Write, client string) (s standing, err error) {
 	}
 	key := sequenceKey(w.Aggregate, client, *w.After)
 	_, found := r.recorded[string(key)]
-	if !found && r.base != nil {
+	if !found && r.base != nil && !r.forgotten[w.Aggregate] {
 		_, found, err = r.base.first(key, 8)
 	}
 	s.afterMissing = !found
@@ -269,7 +283,7 @@ func (r *replay) head(a Aggregate) (*Head, error) {
 // mark returns the highest sequence of a writer on an aggregate: that of its first row.
 func (r *replay) mark(a Aggregate, client string) (uint64, error) {
 	prefix := writerPrefix(a, client)
-	if m, ok := r.marks[string(prefix)]; ok || r.base == nil {
+	if m, ok := r.marks[string(prefix)]; ok || r.base == nil || r.forgotten[a] {
 		return m, nil
 	}
 	key, found, err := r.base.first(prefix, 16)

@@ -71,7 +71,7 @@ func pebbleOptions() *pebble.Options {
 	c.Split = cutKey
 	c.ComparePointSuffixes = bytes.Compare
 	c.CompareRangeSuffixes = bytes.Compare
-	c.ImmediateSuccessor = nil
+	c.ImmediateSuccessor = nextPrefix
 	o := &pebble.Options{
 		FS: readOnlyFS{vfs.Default}, Comparer: &c, ReadOnly: true, DisableWAL: true,
 		FormatMajorVersion: pebble.FormatValueSeparation,

@@ -142,6 +142,18 @@ func cutKey(key []byte) int {
 	return at
 }
 
+// nextPrefix appends the smallest prefix above the prefix a. Nothing that goes on from a whole
+// one is a prefix, so that its last byte is counted up, which is a zero or a slash.
+func nextPrefix(dst, a []byte) []byte {
+	from := len(dst)
+	dst = append(append(dst, a...), 0)
+	if cutKey(dst[from:]) != len(a)+1 {
+		dst = dst[:len(dst)-1]
+		dst[len(dst)-1]++
+	}
+	return dst
+}
+
 // keyParts takes a key apart: the aggregate, the writer if it has one, and the rest.
 func keyParts(key []byte, tag string) (a Aggregate, client string, rest []byte, err error) {
 	n := cutKey(key)

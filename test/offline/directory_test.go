@@ -12,9 +12,11 @@ import (
 	"testing"
 	"time"
 
+	"github.com/tidemark-db/tidemark/api"
 	pb "github.com/tidemark-db/tidemark/api/tidemark/v1"
 	"github.com/tidemark-db/tidemark/internal/inspect"
 	"github.com/tidemark-db/tidemark/replication"
+	"github.com/tidemark-db/tidemark/wal/record"
 )
 
 // small makes every kind of file appear with little data.
@@ -87,13 +89,52 @@ func (w *writer) write(t *testing.T, s *replication.Shard) {
 		req.Writes[0].EnforceClientIdempotency = false
 		req.Writes[0].Events = w.events(5, n, n, n+1)
 	case 3:
-		// Refused: the sequence was used.
-		if _, err := s.Append(t.Context(), &pb.AppendRequest{ClientId: client, Writes: []*pb.Write{{Aggregate: aggregate(1), AllowCreate: true, EnforceClientIdempotency: true, Events: w.events(1)}}}); err == nil && w.n > 30 {
-			t.Fatal("expected a used sequence to be refused")
+		// Refused if the writer wrote there, and was not forgotten since.
+		_, err := s.Append(t.Context(), &pb.AppendRequest{ClientId: client, Writes: []*pb.Write{{Aggregate: aggregate(1), AllowCreate: true, EnforceClientIdempotency: true, Events: w.events(1)}}})
+		if err != nil && api.CodeOf(err) != pb.ErrorCode_ERROR_CODE_CLIENT_IDEMPOTENCY_VIOLATION {
+			t.Fatal(err)
 		}
 	}
 	if _, err := s.Append(t.Context(), req); err != nil {
 		t.Fatal(err)
+	}
+	if w.n > 50 && w.n%10 == 0 {
+		w.change(t, s)
+	}
+}
+
+// change trims and deletes; some aggregates are recreated by the next write, some on other
+// terms than before. Some is refused.
+func (w *writer) change(t *testing.T, s *replication.Shard) {
+	t.Helper()
+	i := w.n / 10
+	a, err := s.Read(t.Context(), replication.ReadOptions{Consistency: pb.Consistency_CONSISTENCY_ANY})
+	if err != nil {
+		t.Fatal(err)
+	}
+	org := aggregate(i % 7)
+	head, ok, err := a.Head(record.MakeKey(org.GetOrg(), org.GetType(), org.GetId()))
+	a.Release()
+	if err != nil || !ok {
+		t.Fatal(err, ok)
+	}
+	for _, keep := range []uint64{head.Floor, (head.Floor + head.Version + 1) / 2, head.Version + 1} {
+		_, err := s.Trim(t.Context(), &pb.TrimRequest{Aggregate: org, KeepFromVersion: keep})
+		if (err != nil) != (keep > head.Version || head.Deleted) {
+			t.Fatalf("trim of %+v to keep from %d: %v", head, keep, err)
+		}
+	}
+	if i%4 > 0 {
+		_, err := s.Delete(t.Context(), &pb.DeleteRequest{Deletes: []*pb.AggregateDelete{
+			{Aggregate: aggregate(i % 5), AllowRecreate: true, RestartVersions: i%2 == 0, ForgetWriters: i%3 == 0},
+			{Aggregate: aggregate((i%5 + 1) % 7), AllowRecreate: true},
+		}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := s.Delete(t.Context(), &pb.DeleteRequest{Deletes: []*pb.AggregateDelete{{Aggregate: aggregate(99)}}}); err == nil {
+			t.Fatal("expected the delete of what never existed to be refused")
+		}
 	}
 }
 
