@@ -31,6 +31,7 @@ func newCommands() []*cobra.Command {
 		newImportCommand(),
 		newExportCommand(),
 		newClusterCommand(),
+		newHealthCommand(),
 		newInspectCommand(),
 		newVerifyCommand(),
 		newBenchCommand(),
