@@ -70,7 +70,7 @@ sim: ## Simulate a cluster under an adversary for SEEDS seeds (default 20000); f
 	$(GO) test ./replication -count=1 -timeout 0 -run '^TestSimulation$$' -sim.seeds $(SEEDS) $(SIMFLAGS)
 
 .PHONY: lint
-lint: vet staticcheck imports proto files tidy ## Run every linter below
+lint: vet staticcheck imports proto files tidy deploy-check ## Run every linter below
 
 .PHONY: vet
 vet: ## go vet
@@ -94,9 +94,26 @@ files: ## gofmt, length of files, words that do not belong
 	tools/files.sh
 
 .PHONY: tidy
-tidy: ## go.mod, go.sum and tools/go.mod hold what is needed and no more
+tidy: ## go.mod, go.sum and the tools' hold what is needed and no more
 	$(GO) mod tidy -diff
 	$(GO) -C tools mod tidy -diff
+	$(GO) -C tools/deploy mod tidy -diff
+
+.PHONY: deploy-check
+deploy-check: ## Render and check what is in deploy/: chart, manifests, compose file, Dockerfile
+	$(GO) -C tools/deploy vet ./...
+	$(GO) -C tools/deploy test -count=1 ./...
+
+.PHONY: deploy-generate
+deploy-generate: ## Render deploy/kubernetes from the chart
+	$(GO) -C tools/deploy test . -run '^TestKubernetesIsTheRenderedChart$$' -args -update
+
+# The Dockerfile's other stages build the binary in a container, which needs the image golang.
+.PHONY: image
+image: ## Build the image tidemark:latest from a binary that is built here; needs Docker and no registry
+	rm -rf bin/image && mkdir -p bin/image/data
+	GOOS=linux $(GO) build -buildvcs=$(VCS) -trimpath -o bin/image/tidemark ./cmd/tidemark
+	docker build -f Dockerfile --target prebuilt -t tidemark:latest bin/image
 
 .PHONY: generate
 generate: ## Regenerate the code of the protos and the documentation that comes from code

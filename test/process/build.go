@@ -54,7 +54,8 @@ func Build(path string, tags ...string) error {
 	return nil
 }
 
-func binary(tb testing.TB) string {
+// Binary is the path of the binary that Main built.
+func Binary(tb testing.TB) string {
 	tb.Helper()
 	path := os.Getenv(binaryEnv)
 	if path == "" {

@@ -65,7 +65,7 @@ type Exit struct {
 func Launch(tb testing.TB, o Options) *Node {
 	tb.Helper()
 	if o.Binary == "" {
-		o.Binary = binary(tb)
+		o.Binary = Binary(tb)
 	}
 	listen, raftListen, httpListen := "127.0.0.1:0", "127.0.0.1:0", "127.0.0.1:0"
 	if o.Host != "" {
