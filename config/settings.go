@@ -19,15 +19,18 @@ type Config struct {
 	MaxRequestBytes    int64
 	MaxConcurrentCalls int
 	MaxConcurrentReads int
+	MaxSubscribers     int
 	MaxInFlightBytes   int64
 	MaxReadBytes       int64
 
-	HeadCacheBytes   int64 // 0 = off
-	MarkCacheBytes   int64 // 0 = off
-	BlockCacheBytes  int64
-	MemtableBytes    int64
-	MemoryLimitBytes int64 // never 0
-	GCPercent        int
+	HeadCacheBytes  int64 // 0 = off
+	MarkCacheBytes  int64 // 0 = off
+	BlockCacheBytes int64
+	// SubscriptionRingBytes is within what a node needs besides the sizes above.
+	SubscriptionRingBytes int64
+	MemtableBytes         int64
+	MemoryLimitBytes      int64 // never 0
+	GCPercent             int
 
 	MinFreeDiskBytes int64
 	SnapshotLogBytes int64
@@ -129,6 +132,8 @@ func Settings() []Setting {
 			Help: "calls that are worked on at once; more get 11000"},
 		{Key: "max-concurrent-reads", Default: "4096", kind: kindCount, min: 1, max: 1 << 20, field: func(c *Config) any { return &c.MaxConcurrentReads },
 			Help: "calls that read and are worked on at once, of all calls; more get 11000"},
+		{Key: "max-subscribers", Default: "16384", kind: kindCount, min: 1, max: 1 << 20, field: func(c *Config) any { return &c.MaxSubscribers },
+			Help: "subscriptions that are open at once, apart from all calls; more get 8005"},
 		{Key: "max-in-flight-bytes", Default: "64MiB", kind: kindSize, min: mib, max: 16 * gib, field: func(c *Config) any { return &c.MaxInFlightBytes },
 			Help: "bytes of appends that may wait or be in flight at once; more get 2012"},
 		{Key: "max-read-bytes", Default: "128MiB", kind: kindSize, min: mib, max: 16 * gib, field: func(c *Config) any { return &c.MaxReadBytes },
@@ -146,6 +151,9 @@ func Settings() []Setting {
 			Help: "memory for blocks of the history that were read; memtables come on top"},
 		{Key: "memtable-bytes", Default: "64MiB", kind: kindSize, min: mib, max: 1 * gib, field: func(c *Config) any { return &c.MemtableBytes },
 			Help: "size of one memtable of the history; up to four exist at once"},
+
+		{Key: "subscription-ring-bytes", Default: "16MiB", kind: kindSize, min: 64 * kib, max: 16 * gib, field: func(c *Config) any { return &c.SubscriptionRingBytes },
+			Help: "memory for the newest changes of the log, from which subscriptions that keep up are served; others read the history"},
 
 		{Key: "min-free-disk-bytes", Default: "256MiB", kind: kindSize, max: 1 * tib, field: func(c *Config) any { return &c.MinFreeDiskBytes },
 			Help: "free disk space below which appends get 2018; 0 = never refuse"},

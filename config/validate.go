@@ -87,6 +87,7 @@ func (c *Config) derive() {
 	shrink("head-cache-bytes", &c.HeadCacheBytes, mib)
 	shrink("mark-cache-bytes", &c.MarkCacheBytes, mib)
 	shrink("block-cache-bytes", &c.BlockCacheBytes, mib)
+	shrink("subscription-ring-bytes", &c.SubscriptionRingBytes, mib)
 	shrink("memtable-bytes", &c.MemtableBytes, 4*mib)
 	// The least of the others, such as one request in flight, is more than their share of a
 	// small limit: reads can do with less.

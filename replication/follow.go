@@ -208,7 +208,7 @@ func (f *Follower) Poll(next uint64) (from, to uint64) {
 // that keep says yes to, until their batches have size bytes together, and the position that
 // follows on what was looked at. ok is false if the ring does not hold position: then a View
 // does.
-func (f *Follower) Recent(dst []LogChange, position, to uint64, size int, keep func(record.Key) bool) (_ []LogChange, next uint64, ok bool) {
+func (f *Follower) Recent(dst []LogChange, position, to uint64, size int, keep func(*history.Change) bool) (_ []LogChange, next uint64, ok bool) {
 	const atOnce = 64
 	begin := len(dst)
 	for next = position; next <= to; {
@@ -223,7 +223,7 @@ func (f *Follower) Recent(dst []LogChange, position, to uint64, size int, keep f
 					return dst, next, true
 				}
 				next = c.Position + 1
-				if keep(c.Key) {
+				if keep(&c.Change) {
 					dst = append(dst, c)
 					size -= len(c.Stored) + changeBytes/2
 				}

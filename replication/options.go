@@ -44,7 +44,7 @@ type Options struct {
 	// be sent and for Apply; default 32 MiB, negative = none.
 	LogCacheBytes int64
 	// RingBytes and RingChanges bound the newest changes of the log that are kept in memory for
-	// subscriptions; default 32 MiB and 65,536. A subscription that lags further reads the
+	// subscriptions; default 16 MiB and 65,536. A subscription that lags further reads the
 	// history.
 	RingBytes   int64
 	RingChanges int
@@ -113,7 +113,7 @@ func (o *Options) setDefaults() {
 	def(&o.BlockCacheBytes, 256<<20)
 	def(&o.MemTableBytes, 64<<20)
 	def(&o.LogCacheBytes, 32<<20)
-	def(&o.RingBytes, 32<<20)
+	def(&o.RingBytes, 16<<20)
 	if o.RingChanges == 0 {
 		o.RingChanges = 65_536
 	}

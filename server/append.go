@@ -14,6 +14,8 @@ type eventStore struct {
 	pb.UnimplementedEventStoreServiceServer
 	shard Shard
 	log   *zap.Logger
+	// stopping is closed when the server stops: what would last on ends then.
+	stopping <-chan struct{}
 }
 
 // Append implements pb.EventStoreServiceServer (contract 2). The timeline and everything

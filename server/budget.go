@@ -149,6 +149,20 @@ func (c *callReads) reserve(ctx context.Context, size int) (err error) {
 	return err
 }
 
+// tryReserve is reserve if that needs no waiting.
+func (c *callReads) tryReserve(size int) bool {
+	c.abandon()
+	b := c.budget
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	bytes := buildFactor * int64(size)
+	if b.queue.Len() > 0 || !b.fits(c, bytes) {
+		return false
+	}
+	c.building = b.hold(c, bytes)
+	return true
+}
+
 // extend makes the reservation suffice for size bytes, if that needs no waiting.
 func (c *callReads) extend(size int) bool { return c.building.grow(buildFactor * int64(size)) }
 
@@ -327,14 +341,18 @@ func (h *charge) left(last bool) {
 	}
 }
 
-// room waits until the call may build its next message: one at a time until the client has
-// taken a whole one, then one ahead.
+// hasRoom says whether the call may build its next message: one at a time until the client has
+// taken a whole one, then one ahead. If not, freed has a token when it is time to ask again.
+func (c *callReads) hasRoom() bool {
+	c.budget.mu.Lock()
+	defer c.budget.mu.Unlock()
+	return c.bytes == 0 || c.delivered && c.bytes <= streamBytes/2
+}
+
+// room waits until the call may build its next message.
 func (c *callReads) room(ctx context.Context) error {
 	for {
-		c.budget.mu.Lock()
-		ok := c.bytes == 0 || c.delivered && c.bytes <= streamBytes/2
-		c.budget.mu.Unlock()
-		if ok {
+		if c.hasRoom() {
 			return nil
 		}
 		select {

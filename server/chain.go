@@ -46,7 +46,10 @@ type chain struct {
 
 	calls atomic.Int64
 	reads atomic.Int64
-	bytes atomic.Int64
+	// subscribers counts the open subscriptions, which are neither calls nor reads here.
+	subscribers    atomic.Int64
+	maxSubscribers int64
+	bytes          atomic.Int64
 	// refused counts the answers 11000.
 	refused atomic.Uint64
 
@@ -100,6 +103,9 @@ type rpc struct {
 	// read: a method that reads. Reads have a bound of their own below that of all calls, so
 	// that readers who do not take their answers leave room for writers.
 	read bool
+	// subscribe: a method that reads for as long as its client likes. Those have a bound of
+	// their own, apart from all calls: thousands may wait for something to happen.
+	subscribe bool
 	// appends: it is what appends_total counts; timed is of a method that reads and ends by
 	// itself.
 	appends bool
@@ -111,6 +117,8 @@ func rpcOf(service, method string) rpc {
 	switch method {
 	case "Read", "ReadAll", "GetAggregate", "GetMark", "ListMarks", "FindEvent", "ListOrgs", "ListTypes", "ListAggregates":
 		r.read = r.own
+	case "Subscribe":
+		r.subscribe = r.own
 	}
 	return r
 }
@@ -173,7 +181,13 @@ type call struct {
 func (x *call) begin(ctx context.Context) (context.Context, error) {
 	c := x.chain
 	x.start = time.Now()
-	if x.rpc.own {
+	if x.rpc.subscribe {
+		ctx, x.reads = c.budget.withReads(ctx)
+		if n := c.subscribers.Add(1); n > c.maxSubscribers {
+			return ctx, api.Errorf(pb.ErrorCode_ERROR_CODE_TOO_MANY_SUBSCRIBERS,
+				"%d subscriptions are open on this node, which is its limit (max-subscribers)", c.maxSubscribers)
+		}
+	} else if x.rpc.own {
 		x.counted = true
 		if n := c.calls.Add(1); n > c.maxCalls {
 			return ctx, api.Errorf(pb.ErrorCode_ERROR_CODE_SERVER_BUSY,
@@ -239,7 +253,11 @@ func (x *call) end(panicked any, err error) error {
 	}
 	if x.reads != nil {
 		x.reads.abandon()
-		c.reads.Add(-1)
+		if x.rpc.subscribe {
+			c.subscribers.Add(-1)
+		} else {
+			c.reads.Add(-1)
+		}
 	}
 	if panicked != nil {
 		c.meter.panics.Add(1)

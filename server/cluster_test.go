@@ -212,6 +212,10 @@ func (r *rig) everyRead(ctx context.Context) map[string]func() error {
 			_, err := r.client.GetAggregate(ctx, &pb.GetAggregateRequest{Aggregate: pbKey("1")})
 			return err
 		},
+		"ReadAll": func() error {
+			_, _, _, err := readLog(ctx, r, &pb.ReadAllRequest{})
+			return err
+		},
 		"GetMark": func() error {
 			_, err := r.client.GetMark(ctx, &pb.GetMarkRequest{Aggregate: pbKey("1"), ClientId: "a"})
 			return err

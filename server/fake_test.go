@@ -2,6 +2,7 @@ package server
 
 import (
 	"context"
+	"slices"
 	"sync"
 	"testing"
 
@@ -20,7 +21,12 @@ type fakeShard struct {
 	batch *history.Batch
 	heads map[record.Key]history.Head
 
-	mu       sync.Mutex // guards what follows
+	feed    *replication.Feed
+	logged  []replication.LogChange // of the batch that is being made
+	stopped chan struct{}
+
+	mu       sync.Mutex    // guards what follows
+	moved    chan struct{} // closed when the shard does not lead any more
 	append   func(context.Context, *pb.AppendRequest) (*pb.AppendResponse, error)
 	readErr  error
 	reads    []replication.ReadOptions // as they were asked for
@@ -53,6 +59,19 @@ func newFakeShard(t testing.TB) *fakeShard {
 		inFlight: map[string]uint64{}, changed: make(chan struct{}),
 		status: replication.Status{NodeID: "n1", Role: "leader", Term: 1, Ready: true, LeaderID: "n1"},
 	}
+	f.moved, f.stopped = make(chan struct{}), make(chan struct{})
+	f.feed = replication.NewFeed(replication.FeedOptions{
+		RingBytes: 1 << 20, RingChanges: 1000, View: f.view, Leader: func() string { return "elsewhere:1" }, Stopped: f.stopped,
+	})
+	ran := make(chan struct{})
+	go func() { // ends with the test
+		defer close(ran)
+		f.feed.Run()
+	}()
+	t.Cleanup(func() {
+		close(f.stopped)
+		<-ran
+	})
 	f.append = func(context.Context, *pb.AppendRequest) (*pb.AppendResponse, error) {
 		return &pb.AppendResponse{Timeline: testTimeline}, nil
 	}
@@ -102,12 +121,13 @@ func (f *fakeShard) stage(key record.Key, client string, second int64, events ..
 			CommitFirst: position, CommitCount: 1, EventID: e.GetEventId(),
 		})
 	}
+	f.log(position, history.Change{Key: key, Incarnation: h.Incarnation, Version: header.Version, Kind: history.ChangeBatch}, f.batch.Stored(f.staged()))
 	f.batch.PutChanges(position, []history.Change{{Key: key, Incarnation: h.Incarnation, Version: header.Version, Kind: history.ChangeBatch}})
 	h.Version, h.Position = header.Version, position
 	h.EventCount += uint64(len(events))
 	h.CommittedAt, h.LastClient, h.LastMark = header.CommittedAt, client, last
 	f.setHead(key, h)
-	f.batch.SetApplied(history.Applied{Index: position, Term: 1, Position: position, CommittedAt: header.CommittedAt, Timeline: testTimeline})
+	f.batch.SetApplied(history.Applied{Index: max(position, applied.Index+1), Term: 1, Position: position, CommittedAt: header.CommittedAt, Timeline: testTimeline})
 	return h.Version
 }
 
@@ -129,11 +149,12 @@ func (f *fakeShard) change(t testing.TB, key record.Key, kind history.ChangeKind
 	f.batch.Reset()
 	a := f.store.Applied()
 	a.Position++
-	a.Index, a.Timeline = a.Position, testTimeline
+	a.Index, a.Timeline = a.Index+1, testTimeline
 	h := f.heads[key]
 	change(&h)
 	h.Position = a.Position
 	f.setHead(key, h)
+	f.log(a.Position, history.Change{Key: key, Incarnation: h.Incarnation, Version: version, Kind: kind}, nil)
 	f.batch.PutChanges(a.Position, []history.Change{{Key: key, Incarnation: h.Incarnation, Version: version, Kind: kind}})
 	f.batch.SetApplied(a)
 	f.commit(t)
@@ -162,6 +183,58 @@ func (f *fakeShard) commit(t testing.TB) {
 	if err := f.store.Commit(f.batch); err != nil {
 		t.Fatal(err)
 	}
+	f.feed.Publish(f.logged)
+	f.logged = nil
+}
+
+// log notes a change for those who follow.
+func (f *fakeShard) log(position uint64, c history.Change, stored []byte) {
+	f.logged = append(f.logged, replication.LogChange{
+		Change: c, Position: position, Stored: slices.Clone(stored), Created: c.Kind == history.ChangeBatch && c.Version == 1,
+	})
+}
+
+// staged is how many batches were staged before this one.
+func (f *fakeShard) staged() (n int) {
+	for _, c := range f.logged {
+		if c.Stored != nil {
+			n++
+		}
+	}
+	return n
+}
+
+// view is the newest view; nil once the shard has stopped.
+func (f *fakeShard) view() *history.View {
+	select {
+	case <-f.stopped:
+		return nil
+	default:
+		return f.store.View()
+	}
+}
+
+func (f *fakeShard) Follow(ctx context.Context, o replication.ReadOptions, scope replication.FollowScope) (*replication.Follower, uint64, error) {
+	v, err := f.Read(ctx, o)
+	if err != nil {
+		return nil, 0, err
+	}
+	defer v.Release()
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	moved := f.moved
+	if o.Consistency == pb.Consistency_CONSISTENCY_ANY {
+		moved = nil
+	}
+	return f.feed.Follow(scope, moved), v.Applied().Position + 1, nil
+}
+
+// loseLeadership ends what goes on only while the shard leads.
+func (f *fakeShard) loseLeadership() {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	close(f.moved)
+	f.moved = make(chan struct{})
 }
 
 // onAppend says how appends are answered from now on.

@@ -138,6 +138,12 @@ tidemark_position 414
 tidemark_read_bytes 0
 tidemark_read_calls 0
 tidemark_read_calls_limit 102
+tidemark_recent_bytes 573
+tidemark_recent_changes 571
+tidemark_recent_changes_limit 572
+tidemark_recent_limit_bytes 574
+tidemark_subscriptions 0
+tidemark_subscriptions_limit 108
 tidemark_read_limit_bytes 104
 tidemark_read_waits_total 0
 tidemark_reads_waiting 0

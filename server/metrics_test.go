@@ -56,6 +56,7 @@ func fullStats() replication.Stats {
 		MaxInFlightBytes: 201, MinFreeDiskBytes: 202, OutstandingEntries: 203, MaxOutstandingEntries: 204,
 		AdmissionHeads: cache(210), AdmissionMarks: cache(220), ApplyHeads: cache(230), ApplyMarks: cache(240),
 		FirstIndex: 501, LastIndex: 502, TailWrittenBytes: 503, TailSinceSnapshot: 504,
+		Feed:     replication.FeedStats{Changes: 571, MaxChanges: 572, Bytes: 573, MaxBytes: 574},
 		LogCache: replication.EntryCacheStats{Entries: 505, Bytes: 506, Limit: 507, Hits: 508, Misses: 509}, Elections: 510, LeaderChanges: 511,
 		Voters: 512, Nonvoters: 513, Connections: &peer.Stats{
 			Handshaking: 521, MaxHandshaking: 522, Peer: 523, MaxPeer: 524, Raft: 525, MaxRaft: 526, Clients: 527, MaxClients: 528,
@@ -85,7 +86,7 @@ func fullStats() replication.Stats {
 // The figures of the shard are under their names, and no other figures are there.
 func TestMetricsOfTheShard(t *testing.T) {
 	r := start(t, func(o *Options) {
-		o.MaxCalls, o.MaxReads, o.MaxBytes, o.MaxReadBytes, o.MaxConnections = 101, 102, 4<<20+103, 104, 105
+		o.MaxCalls, o.MaxReads, o.MaxBytes, o.MaxReadBytes, o.MaxConnections, o.MaxSubscribers = 101, 102, 4<<20+103, 104, 105, 108
 		o.Build, o.OpenDuration = Build{"v9", "abc", "go9"}, 106*time.Second
 	})
 	r.server.Started(107 * time.Second)

@@ -16,6 +16,7 @@ const (
 	DefaultMaxRequestBytes = 4 << 20
 	DefaultMaxCalls        = 8192
 	DefaultMaxReads        = 4096
+	DefaultMaxSubscribers  = 16384
 	DefaultMaxBytes        = 256 << 20
 	DefaultMaxReadBytes    = 128 << 20
 	DefaultMaxConnections  = 1024
@@ -43,6 +44,8 @@ type Options struct {
 	MaxCalls int
 	// MaxReads bounds those of them that read (11000).
 	MaxReads int
+	// MaxSubscribers bounds the open subscriptions (8005), which are none of the calls above.
+	MaxSubscribers int
 	// MaxBytes bounds the requests at work, as encoded, in all (11000).
 	MaxBytes int64
 	// MaxReadBytes bounds the answers to reads that are being built, or that their clients have
@@ -93,6 +96,9 @@ func (o *Options) fill() error {
 	if o.MaxCalls == 0 {
 		o.MaxCalls = DefaultMaxCalls
 	}
+	if o.MaxSubscribers == 0 {
+		o.MaxSubscribers = DefaultMaxSubscribers
+	}
 	if o.MaxReads == 0 {
 		o.MaxReads = DefaultMaxReads
 	}
@@ -117,8 +123,8 @@ func (o *Options) fill() error {
 	if o.MaxRequestBytes < 0 || o.MaxRequestBytes > MostRequestBytes {
 		return fmt.Errorf("server: Options.MaxRequestBytes is %d; expected 1..%d", o.MaxRequestBytes, MostRequestBytes)
 	}
-	if o.MaxReads < 0 || o.MaxReadBytes < 0 {
-		return fmt.Errorf("server: MaxReads %d and MaxReadBytes %d must be positive", o.MaxReads, o.MaxReadBytes)
+	if o.MaxReads < 0 || o.MaxReadBytes < 0 || o.MaxSubscribers < 0 {
+		return fmt.Errorf("server: MaxReads %d, MaxSubscribers %d and MaxReadBytes %d must be positive", o.MaxReads, o.MaxSubscribers, o.MaxReadBytes)
 	}
 	if o.MaxCalls < 0 || o.MaxConnections < 0 || o.MaxBytes < int64(o.MaxRequestBytes) {
 		return fmt.Errorf("server: MaxCalls %d and MaxConnections %d must be positive, and MaxBytes %d must hold a request of %d bytes",

@@ -64,17 +64,18 @@ func New(o Options) (*Server, error) {
 	s := &Server{
 		opts: o,
 		chain: &chain{
-			maxCalls:     int64(o.MaxCalls),
-			maxReads:     int64(o.MaxReads),
-			maxBytes:     o.MaxBytes,
-			maxRequest:   o.MaxRequestBytes,
-			budget:       budget,
-			meter:        newMeter(table),
-			authenticate: o.Authenticate,
-			observe:      o.Observe,
-			onDamage:     o.OnDamage,
-			log:          o.Logger,
-			watches:      watches,
+			maxCalls:       int64(o.MaxCalls),
+			maxReads:       int64(o.MaxReads),
+			maxSubscribers: int64(o.MaxSubscribers),
+			maxBytes:       o.MaxBytes,
+			maxRequest:     o.MaxRequestBytes,
+			budget:         budget,
+			meter:          newMeter(table),
+			authenticate:   o.Authenticate,
+			observe:        o.Observe,
+			onDamage:       o.OnDamage,
+			log:            o.Logger,
+			watches:        watches,
 		},
 		grpc: grpc.NewServer(append(TransportOptions(o.MaxRequestBytes),
 			grpc.ConnectionTimeout(o.HandshakeTimeout), grpc.ForceServerCodecV2(newCodec()))...),
@@ -90,7 +91,7 @@ func New(o Options) (*Server, error) {
 		return nil, fmt.Errorf("server: register the node's metrics: %w", err)
 	}
 	r := registrar{Server: s.grpc, chain: s.chain}
-	pb.RegisterEventStoreServiceServer(r, &eventStore{shard: o.Shard, log: o.Logger})
+	pb.RegisterEventStoreServiceServer(r, &eventStore{shard: o.Shard, log: o.Logger, stopping: s.stopping})
 	pb.RegisterClusterServiceServer(r, &clusterService{shard: o.Shard, log: o.Logger, stopping: s.stopping, backupStall: o.backupStall})
 	healthpb.RegisterHealthServer(r, s.health)
 	reflection.Register(r)

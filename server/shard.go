@@ -23,6 +23,9 @@ type Shard interface {
 	// ReadMark is Read together with the writer's in-flight mark of the same moment, nil if
 	// it has nothing in flight.
 	ReadMark(ctx context.Context, o replication.ReadOptions, k record.Key, client string) (*history.View, *uint64, error)
+	// Follow follows the log from what is committed now on, once it may; the caller closes the
+	// follower. now is the position that follows on what was committed when the call began.
+	Follow(ctx context.Context, o replication.ReadOptions, scope replication.FollowScope) (f *replication.Follower, now uint64, err error)
 	// Holder returns the newest batch of a writer that recorded seq, or nil.
 	Holder(v *history.View, k record.Key, client string, seq uint64) (*pb.Holder, error)
 	// Status describes the node.

@@ -175,7 +175,7 @@ func (n *node) open() error {
 		MaxRequestBytes: int(c.MaxRequestBytes), MaxCalls: c.MaxConcurrentCalls,
 		// Room for calls that are not admitted yet on top of what may be in flight.
 		MaxBytes: 2 * c.MaxInFlightBytes,
-		MaxReads: c.MaxConcurrentReads, MaxReadBytes: c.MaxReadBytes,
+		MaxReads: c.MaxConcurrentReads, MaxSubscribers: c.MaxSubscribers, MaxReadBytes: c.MaxReadBytes,
 	})
 	if err != nil {
 		return errors.Join(err, n.shard.Abandon(), n.grpc.Close(), n.web.Close())
@@ -216,7 +216,7 @@ func (n *node) openShard() error {
 		Listener: n.raft, RaftAddress: c.RaftAdvertise, Peers: peers, Version: readBuildInfo().Version,
 		MaxInFlightBytes: c.MaxInFlightBytes,
 		HeadCacheBytes:   none(c.HeadCacheBytes), MarkCacheBytes: none(c.MarkCacheBytes),
-		BlockCacheBytes: c.BlockCacheBytes, MemTableBytes: c.MemtableBytes,
+		RingBytes: c.SubscriptionRingBytes, BlockCacheBytes: c.BlockCacheBytes, MemTableBytes: c.MemtableBytes,
 		SnapshotLogBytes: c.SnapshotLogBytes, TrailingLogBytes: c.TrailingLogBytes,
 		MinFreeDiskBytes: none(c.MinFreeDiskBytes),
 		HeartbeatTimeout: c.HeartbeatTimeout, ElectionTimeout: c.ElectionTimeout,

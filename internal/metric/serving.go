@@ -50,7 +50,7 @@ func (o Outcome) Values() []string { return []string{o.number(), o.Name} }
 
 // ReadMethods are the calls that read, as read_duration_seconds has them.
 func ReadMethods() []string {
-	return []string{"Read", "GetAggregate", "GetMark", "ListMarks", "FindEvent", "ListOrgs", "ListTypes", "ListAggregates"}
+	return []string{"Read", "ReadAll", "GetAggregate", "GetMark", "ListMarks", "FindEvent", "ListOrgs", "ListTypes", "ListAggregates"}
 }
 
 func outcomeLabels() []Label {
@@ -122,6 +122,8 @@ func calls() Group {
 			{Name: "calls_limit", Kind: Gauge, Help: "Most calls that are worked on at once (max-concurrent-calls)."},
 			{Name: "read_calls", Kind: Gauge, Help: "Calls that read and are worked on. At read_calls_limit the next one is answered 11000."},
 			{Name: "read_calls_limit", Kind: Gauge, Help: "Most calls that read and are worked on at once (max-concurrent-reads)."},
+			{Name: "subscriptions", Kind: Gauge, Help: "Open subscriptions. At subscriptions_limit the next one is answered 8005."},
+			{Name: "subscriptions_limit", Kind: Gauge, Help: "Most open subscriptions (max-subscribers)."},
 			{Name: "request_bytes", Kind: Gauge, Help: "Bytes of the requests that are worked on, as encoded. At request_limit_bytes the next one is answered 11000."},
 			{Name: "request_limit_bytes", Kind: Gauge, Help: "Most bytes of requests that are worked on at once (twice max-in-flight-bytes)."},
 			{Name: "calls_refused_total", Kind: Counter, Help: "Calls that were answered 11000 (ServerBusy) because a bound was reached. A lasting rate means too little capacity, or clients that do not let go."},
