@@ -281,20 +281,20 @@ var table = []Code{
 	{
 		Code: pb.ErrorCode_ERROR_CODE_SUBSCRIBE_REQUEST_INVALID, Name: "SubscribeRequestInvalid", GRPC: codes.InvalidArgument,
 		MayHaveHappened: NoWrite,
-		Meaning: "The subscription's scope, start or filter is missing, malformed or contradicts another.",
-		Advice:  "Correct the request.",
+		Meaning:         "The subscription's scope, start or filter is missing, malformed or contradicts another.",
+		Advice:          "Correct the request.",
 	},
 	{
 		Code: pb.ErrorCode_ERROR_CODE_LATENCY_TOO_HIGH, Name: "LatencyTooHigh", GRPC: codes.InvalidArgument,
 		MayHaveHappened: NoWrite,
-		Meaning: "`max_latency` is above the server's limit.",
-		Advice:  "Ask for less.",
+		Meaning:         "`max_latency` is above the server's limit.",
+		Advice:          "Ask for less.",
 	},
 	{
 		Code: pb.ErrorCode_ERROR_CODE_TOO_MANY_SUBSCRIBERS, Name: "TooManySubscribers", GRPC: codes.ResourceExhausted,
 		MayHaveHappened: NoWrite,
-		Meaning: "The node serves as many subscriptions as it is allowed to.",
-		Advice:  "Subscribe on another node, or raise the limit.",
+		Meaning:         "The node serves as many subscriptions as it is allowed to.",
+		Advice:          "Subscribe on another node, or raise the limit.",
 	},
 	{
 		Code: pb.ErrorCode_ERROR_CODE_SUBSCRIPTION_MOVED, Name: "SubscriptionMoved", GRPC: codes.Unavailable,
