@@ -105,7 +105,7 @@ func inspectError(err error) error {
 		return nil
 	case errors.Is(err, inspect.ErrInUse):
 		return &exitError{code: exitInUse, err: err}
-	case errors.Is(err, inspect.ErrNoData):
+	case errors.Is(err, inspect.ErrNoData), errors.Is(err, inspect.ErrNotBackup):
 		return &exitError{code: exitUsage, err: err}
 	case inspect.Damaged(err):
 		return &exitError{code: exitDamaged, err: err, advice: `"tidemark verify" finds everything that is damaged`}

@@ -3,18 +3,28 @@ package main
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
+	"io"
+	"os"
 
 	"github.com/spf13/cobra"
 
 	"github.com/tidemark-db/tidemark/internal/inspect"
 )
 
+// verifyFlags are what the command line says about verifying.
+type verifyFlags struct {
+	output        string
+	tempDir       string
+	checksumsOnly bool
+}
+
 func newVerifyCommand() *cobra.Command {
-	output := ""
+	f := &verifyFlags{}
 	cmd := &cobra.Command{
-		Use:   "verify DIR",
-		Short: "Check a stopped node's data directory, byte by byte, offline",
+		Use:   "verify DIR|BACKUP",
+		Short: "Check a stopped node's data directory, or a backup, byte by byte, offline",
 		Long: `Check everything in the data directory of a node that does not run: the checksum of every
 record of the log, of every block of every table and blob file of the history and of the
 snapshots, and of every value of the stable store; that versions, event numbers, positions
@@ -24,19 +34,30 @@ decided over anew, and the outcome is compared. It is read without the code that
 it with, and nothing is changed: a mount that is read-only will do.
 
 Each finding names the file, and the key or the offset. What a crash leaves and the next start
-repairs is a note, not damage. docs/verify.md says what each finding means, and what to do.
+repairs is a note, not damage.
+
+Of a BACKUP (a file, or - for one on standard input) first its own checksums are compared, over
+every byte; then, if all are right, it is unpacked below --temp-dir, which needs room for all of
+it, what is in it is checked like the history of a data directory, and what was unpacked is
+removed.
+
+docs/verify.md says what each finding means, and what to do.
 
 Exit codes: 0 there is no damage, 71 there is, 72 a node has the directory open, 1 it could not
-be checked. --output json prints one finding a line, and a summary last.`,
+be checked, 2 it is no data directory and no backup. --output json prints one finding a line, and a summary last.`,
 		Example: `  tidemark verify tidemark-data
-  tidemark verify tidemark-data --output json`,
-		Args: exactly("DIR"),
+  tidemark verify tidemark-data --output json
+  tidemark verify monday.backup --temp-dir /var/tmp`,
+		Args: exactly("DIR|BACKUP"),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			return verify(cmd, args[0], output)
+			return f.run(cmd, args[0])
 		},
 	}
-	cmd.Flags().SortFlags = false
-	registerOutput(cmd, &output)
+	flags := cmd.Flags()
+	flags.SortFlags = false
+	flags.StringVar(&f.tempDir, "temp-dir", "", "unpack a backup below this `DIR`; empty = the system's for temporary files")
+	flags.BoolVar(&f.checksumsOnly, "checksums-only", false, "of a backup, compare its own checksums alone: nothing is unpacked")
+	registerOutput(cmd, &f.output)
 	return cmd
 }
 
@@ -49,10 +70,38 @@ type verification struct {
 	failed   error // of printing
 }
 
-func verify(cmd *cobra.Command, dir, output string) error {
-	v := &verification{cmd: cmd, json: output == outputJSON, progress: newProgress(cmd.ErrOrStderr(), -1)}
-	report, err := inspect.Verify(cmd.Context(), dir, v.options())
-	return v.end(cmd.Context(), dir, report, err)
+func (f *verifyFlags) run(cmd *cobra.Command, what string) (err error) {
+	v := &verification{cmd: cmd, json: f.output == outputJSON, progress: newProgress(cmd.ErrOrStderr(), -1)}
+	if what == "-" {
+		return f.backup(v, "standard input", cmd.InOrStdin())
+	}
+	info, err := os.Stat(what)
+	if err != nil {
+		return usageError("expected a data directory or a backup: %w", err)
+	}
+	if info.IsDir() {
+		report, err := inspect.Verify(cmd.Context(), what, v.options())
+		return v.end(cmd.Context(), what, report, err)
+	}
+	file, err := os.Open(what)
+	if err != nil {
+		return &exitError{code: exitFailure, err: err}
+	}
+	defer func() { err = errors.Join(err, file.Close()) }()
+	return f.backup(v, what, file)
+}
+
+// backup verifies a backup.
+func (f *verifyFlags) backup(v *verification, name string, r io.Reader) error {
+	o := inspect.BackupOptions{VerifyOptions: v.options(), Name: name}
+	if !f.checksumsOnly {
+		o.Unpack = f.tempDir
+		if o.Unpack == "" {
+			o.Unpack = os.TempDir()
+		}
+	}
+	report, err := inspect.VerifyBackup(v.cmd.Context(), r, o)
+	return v.end(v.cmd.Context(), name, report, err)
 }
 
 func (v *verification) options() inspect.VerifyOptions {

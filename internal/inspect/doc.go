@@ -4,7 +4,7 @@
 // It owns a second reading of the formats that wal/DESIGN.md, wal/history/DESIGN.md and
 // replication/DESIGN.md give, from those documents and not from the code: what the two
 // readings agree on is a ground truth that tests, and operators, can hold a node against. It
-// may import api, and nothing else of this module.
+// may import api, and internal/archive, the format of backups.
 //
 // Invariants:
 //   - Nothing is changed: every file is opened for reading, and Pebble gets a file system that
@@ -14,11 +14,11 @@
 //   - Whatever the bytes, nothing panics and nothing is silently left out: what cannot be read
 //     is an error or a finding that names the file, and the key or the offset.
 //   - Memory is bounded: a segment of the tail, a batch, a block at a time; of the entries that
-//     the history lacks, their size.
+//     are decided over, what they are about.
 //
 // Files: directory.go finds what is in a directory; tail.go, judge.go read the tail; stable.go
 // the stable store; record.go and entry.go batches and entries; values.go and store.go the
-// history; replay.go decides over what the history lacks; verify.go and check*.go verify.
+// history; replay*.go decide over entries; verify.go and check*.go verify, and backup.go a backup.
 //
 // Pebble (github.com/cockroachdb/pebble/v2) is what the history's tables, blob files and
 // MANIFEST can be read with; the checksums of their blocks are computed here. bbolt is not used: it
