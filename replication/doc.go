@@ -4,7 +4,8 @@
 // It owns admission (admission.go), what is in flight (overlay.go, tenure.go), the checks
 // (decide.go), Apply (processor.go, publish.go), the raft node (group.go, leadership.go,
 // lifecycle.go), its log and its snapshots (logstore.go, compact.go, snapshot.go, sink.go,
-// transfer.go, restore.go; see DESIGN.md), how a node comes into a
+// transfer.go, restore.go), backups and what is made from them (backup.go, readindex.go,
+// frombackup.go; see DESIGN.md), how a node comes into a
 // cluster (identity.go, form.go) and what it does there (members.go, tend.go, rounds.go,
 // compare.go), and what it tells /metrics (stats.go, meter.go, seen.go). The port between nodes is package peer's. It may import wal, mark, config
 // and api.

@@ -1,6 +1,7 @@
 // Command tidemark is the one binary of Tidemark: the node (serve) and the commands that
 // talk to one (append, read, aggregate, mark, marks, find, ls, import, export, cluster, health,
-// bench), or look at what a stopped one has left (inspect, verify).
+// backup, bench), make a directory from a backup (restore), or look at what a stopped one has
+// left (inspect, verify).
 //
 // It owns the command line: flags, exit codes, and what is printed where. One file per
 // command, its test beside it; main.go holds the list. It may import everything and is

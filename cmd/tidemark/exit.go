@@ -14,7 +14,7 @@ const (
 	exitNotFound = 24 // there is no such aggregate or event
 )
 
-// Exit codes of serve; 71 and 72 are also those of inspect and verify.
+// Exit codes of serve; 71 and 72 are also those of inspect, verify and restore.
 const (
 	exitStorage  = 70 // the disk failed a write, a flush or a truncation
 	exitDamaged  = 71 // stored data does not check out
@@ -33,8 +33,8 @@ const exitCodesHelp = `Exit codes:
   23  unknown outcome: the write may or may not have landed
   24  not found
   70  serve: the storage failed; restart once the disk is well
-  71  serve, inspect, verify: stored data is damaged
-  72  serve, inspect, verify: the data directory is in use by another process
+  71  serve, inspect, restore, verify: stored data is damaged
+  72  serve, inspect, restore, verify: another process has the directory open
   73  serve: the node was removed from its cluster
   74  serve: the node's data differs from what a majority of its cluster has`
 

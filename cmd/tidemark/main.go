@@ -32,6 +32,8 @@ func newCommands() []*cobra.Command {
 		newExportCommand(),
 		newClusterCommand(),
 		newHealthCommand(),
+		newBackupCommand(),
+		newRestoreCommand(),
 		newInspectCommand(),
 		newVerifyCommand(),
 		newBenchCommand(),

@@ -48,6 +48,17 @@ func (p *progress) set(bytes int64) {
 	}
 }
 
+// of says how many bytes are done of how many, of which the first knows nothing yet: 0.
+func (p *progress) of(done, total int64) {
+	if p.bar == nil {
+		return
+	}
+	if total > 0 && p.bar.GetMax64() != total {
+		p.bar.ChangeMax64(total)
+	}
+	p.set(done)
+}
+
 // say puts a text beside the bar. It is not called from two goroutines at once.
 func (p *progress) say(text func() string) {
 	if p.bar == nil {
