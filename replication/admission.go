@@ -197,11 +197,13 @@ func (s *Shard) notAdmitted(ctx context.Context) error {
 // term before it hands over anything of that term.
 func (s *Shard) leading() error {
 	switch {
+	case s.identity().State != stateMember:
+		return s.notMember()
 	case s.stopping || s.tenure == nil || !s.tenure.group.leads(s.tenure.term):
 		return s.notLeader("this node is not the leader")
 	case !s.tenure.ready:
 		return api.Errorf(pb.ErrorCode_ERROR_CODE_LEADER_NOT_READY,
-			"this node has just become the leader and is still committing what it inherited: nothing was written, ask again").After(retrySoon)
+			"this node has just become the leader and is still committing what it inherited: nothing was done, ask again").After(retrySoon)
 	}
 	return nil
 }
@@ -411,7 +413,7 @@ func (s *Shard) sendRefusal(ctx context.Context, ref *refusal, t *tenure) error 
 // in.
 func (s *Shard) fencedOff() error {
 	return api.Errorf(pb.ErrorCode_ERROR_CODE_LEADER_NOT_READY,
-		"leadership changed hands between admission and the log: nothing was written, ask again").After(retrySoon)
+		"leadership changed hands between admission and the log: nothing was done, ask again").After(retrySoon)
 }
 
 // ambiguous is the answer to a call that ended while its write was in flight.

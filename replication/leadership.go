@@ -217,7 +217,7 @@ func (s *Shard) notLeader(text string) error {
 	}
 	what := "ask the leader"
 	if detail.LeaderId == "" {
-		what = "no leader is known now, ask again"
+		what = "no leader is known here now, ask another node, or again"
 	}
-	return api.Errorf(pb.ErrorCode_ERROR_CODE_NOT_LEADER, "%s: nothing was written, %s", text, what).With(detail)
+	return api.Errorf(pb.ErrorCode_ERROR_CODE_NOT_LEADER, "%s: nothing was done, %s", text, what).With(detail)
 }

@@ -74,6 +74,10 @@ func (s *Shard) Holder(v *history.View, k record.Key, client string, seq uint64)
 
 // admitRead waits until a view taken from now on satisfies o.
 func (s *Shard) admitRead(ctx context.Context, o ReadOptions) error {
+	if s.identity().State != stateMember {
+		// Its empty store says nothing of the cluster that it waits for, whatever is asked.
+		return s.notMember()
+	}
 	if err := s.checkTimeline(o.Timeline); err != nil {
 		return err
 	}
@@ -160,11 +164,22 @@ func (s *Shard) awaitIndex(ctx context.Context, index uint64) error {
 	}
 }
 
-// checkTimeline refuses a position, or a write, of another timeline.
+// checkTimeline refuses a position, or a write, of another timeline. A node that is no member
+// yet has none to compare with: what it may have written down while the cluster is formed can
+// still be replaced.
 func (s *Shard) checkTimeline(timeline string) error {
-	if timeline == "" || timeline == s.identity().Timeline {
+	id := s.identity()
+	switch {
+	case timeline == "":
+		return nil
+	case id.State != stateMember:
+		return s.notMember()
+	case timeline == id.Timeline:
 		return nil
 	}
 	return api.Errorf(pb.ErrorCode_ERROR_CODE_TIMELINE_MISMATCH,
-		"the request is about timeline %s, this cluster is on %s: it was restored or is another one; positions and marks must be read again", timeline, s.identity().Timeline)
+		"the request is about timeline %s, this cluster is on %s: it was restored or is another one; positions and marks must be read again", timeline, id.Timeline)
 }
+
+// notMember is the 2011 of a node that belongs to no cluster yet, and so knows no leader.
+func (s *Shard) notMember() error { return s.notLeader("this node is not a member of a cluster yet") }

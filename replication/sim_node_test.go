@@ -201,7 +201,7 @@ func (n *simNode) start() {
 		disk: &diskWatch{reserve: -1}, park: n.park,
 	}
 	s.feed = s.newFeed()
-	s.ident.Store(&identity{NodeID: o.NodeID, Timeline: simTimeline})
+	s.ident.Store(&identity{NodeID: o.NodeID, State: stateMember, Timeline: simTimeline})
 	s.proc.applied.Timeline = simTimeline
 	s.lastStamp = s.proc.applied.CommittedAt
 	s.group.set(simGroup{n})
