@@ -166,7 +166,7 @@ func (f *appendFlags) send(cmd *cobra.Command, req *pb.AppendRequest) error {
 		return err
 	})
 	if err != nil {
-		return appendError(err, req)
+		return appendError(err, req, func(refusal error) comparison { return f.compareRecorded(ctx, req, refusal) })
 	}
 	out := cmd.OutOrStdout()
 	if f.client.output == outputJSON {

@@ -43,8 +43,9 @@ func callError(err error) error {
 }
 
 // appendError turns what an append failed with into the command's error. The call was
-// sent: whatever is not known to be a definite no is an unknown outcome.
-func appendError(err error, req *pb.AppendRequest) error {
+// sent: whatever is not known to be a definite no is an unknown outcome. recorded says how
+// the event compares with the one that holds its sequence and id.
+func appendError(err error, req *pb.AppendRequest, recorded func(refusal error) comparison) error {
 	if err == nil || errors.As(err, new(*exitError)) {
 		return err
 	}
@@ -60,7 +61,7 @@ func appendError(err error, req *pb.AppendRequest) error {
 	if refusal.MayHaveHappened() == api.Yes {
 		return unknownOutcome(refusal, req)
 	}
-	failure := &exitError{code: exitFailure, err: refusal, advice: appendAdvice(refusal, req)}
+	failure := &exitError{code: exitFailure, err: refusal, advice: appendAdvice(refusal, req, recorded)}
 	switch refusal.Code {
 	case pb.ErrorCode_ERROR_CODE_CLIENT_IDEMPOTENCY_VIOLATION:
 		failure.code = exitUsed
@@ -135,7 +136,7 @@ func tableAdvice(refusal *api.Error) string {
 }
 
 // appendAdvice says what the writer of one event can do about a refusal.
-func appendAdvice(refusal *api.Error, req *pb.AppendRequest) string {
+func appendAdvice(refusal *api.Error, req *pb.AppendRequest, recorded func(error) comparison) string {
 	detail, ok := api.DetailOf[*pb.AppendFailure](refusal)
 	if !ok {
 		return tableAdvice(refusal)
@@ -145,8 +146,6 @@ func appendAdvice(refusal *api.Error, req *pb.AppendRequest) string {
 	look := fmt.Sprintf("tidemark find %s %s %d", key, client, detail.GetAttemptedSeq())
 	if holder := detail.GetHolder(); holder != nil {
 		switch {
-		case holder.GetContentDiffers():
-			return fmt.Sprintf("Sequence %d was recorded with this event id and other content. Yours was not written. To see what was: %s", detail.GetAttemptedSeq(), look)
 		case holder.GetOthers():
 			return fmt.Sprintf("Sequence %d is recorded more than once, last in version %d: unenforced writes did that, and nobody can tell whether this event is among them. To see what was recorded: %s",
 				detail.GetAttemptedSeq(), holder.GetVersion(), look)
@@ -154,7 +153,7 @@ func appendAdvice(refusal *api.Error, req *pb.AppendRequest) string {
 			return fmt.Sprintf("Sequence %d is recorded in version %d. Without an event id of its own (--event-id) nobody can tell whether that is this event. To see what was recorded: %s",
 				detail.GetAttemptedSeq(), holder.GetVersion(), look)
 		case holder.GetEventId() == event.GetEventId():
-			return fmt.Sprintf("This event had landed already: an earlier call wrote it as version %d. There is nothing left to do.", holder.GetVersion())
+			return heldAdvice(recorded(refusal), holder.GetVersion(), detail.GetAttemptedSeq(), look)
 		default:
 			text := fmt.Sprintf("Sequence %d belongs to another event (id %q). Yours was not written; ", detail.GetAttemptedSeq(), holder.GetEventId())
 			if detail.GetMark() >= highestSeq {

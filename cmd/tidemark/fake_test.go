@@ -3,6 +3,7 @@ package main
 import (
 	"context"
 	"net"
+	"slices"
 	"sync"
 	"testing"
 	"time"
@@ -72,10 +73,13 @@ func (f *fakeStore) note(m proto.Message) {
 }
 
 // calls is how often the store was asked anything.
-func (f *fakeStore) calls() int {
+func (f *fakeStore) calls() int { return len(f.all()) }
+
+// all is what the store was asked.
+func (f *fakeStore) all() []proto.Message {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	return len(f.requests)
+	return slices.Clone(f.requests)
 }
 
 // asked checks that the store was asked exactly this.
