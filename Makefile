@@ -115,6 +115,14 @@ image: ## Build the image tidemark:latest from a binary that is built here; need
 	GOOS=linux $(GO) build -buildvcs=$(VCS) -trimpath -o bin/image/tidemark ./cmd/tidemark
 	docker build -f Dockerfile --target prebuilt -t tidemark:latest bin/image
 
+.PHONY: release
+release: ## Build archives, Debian packages and SHA256SUMS of the current commit into bin/release
+	tools/release.sh
+
+.PHONY: release-check
+release-check: ## Release for this machine twice; fail if the bytes differ or something is missing
+	tools/release-check.sh
+
 .PHONY: generate
 generate: ## Regenerate the code of the protos and the documentation that comes from code
 	$(TOOL) buf generate
