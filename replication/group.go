@@ -134,12 +134,7 @@ func (s *Shard) startRaft() error {
 		return ok
 	}))
 	g.raft.RegisterObserver(raft.NewObserver(nil, false, s.meter.observe))
-	g.rounds = newTermRounds(func(ctx context.Context, term uint64) error {
-		began := time.Now()
-		err := s.askTerm(ctx, g, term)
-		s.meter.asked(time.Since(began), err)
-		return err
-	})
+	g.rounds = newTermRounds(s.meter.timed(func(ctx context.Context, term uint64) error { return s.askTerm(ctx, g, term) }))
 	s.mu.Lock()
 	s.raft = g
 	s.mu.Unlock()

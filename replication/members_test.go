@@ -390,6 +390,9 @@ func TestWritesStopWhileNoMajorityAgreesOnTheData(t *testing.T) {
 		wantCode(t, err, pb.ErrorCode_ERROR_CODE_INTERNAL)
 	}
 	wantStopped()
+	if st := leader.Stats(); !st.Diverged || st.DigestMismatches == 0 || st.DigestComparisons == 0 {
+		t.Errorf("while nodes differ, it shows diverged: %t, %d mismatches of %d comparisons", st.Diverged, st.DigestMismatches, st.DigestComparisons)
+	}
 	leader.setDiverged(digestVerdict{}) // nobody answered
 	if !undecided() {
 		t.Error("writes go on because nobody was there to compare with")
@@ -397,6 +400,9 @@ func TestWritesStopWhileNoMajorityAgreesOnTheData(t *testing.T) {
 	leader.setDiverged(digestVerdict{compared: true})
 	if undecided() {
 		t.Error("writes do not go on although nodes agree again")
+	}
+	if leader.Stats().Diverged {
+		t.Error("it shows that nodes differ although they agree again")
 	}
 }
 

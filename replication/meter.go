@@ -1,6 +1,7 @@
 package replication
 
 import (
+	"context"
 	"errors"
 	"sync/atomic"
 	"time"
@@ -105,13 +106,18 @@ func (m *meter) observe(o *raft.Observation) bool {
 	return false
 }
 
-// asked is told of a round of asking a majority.
-func (m *meter) asked(took time.Duration, err error) {
-	m.round.Observe(took.Seconds())
-	if err != nil {
-		m.roundsFailed.Add(1)
-	} else {
-		m.roundsConfirmed.Add(1)
+// timed returns a round of asking a majority that is counted and timed.
+func (m *meter) timed(ask func(context.Context, uint64) error) func(context.Context, uint64) error {
+	return func(ctx context.Context, term uint64) error {
+		began := time.Now()
+		err := ask(ctx, term)
+		m.round.Observe(time.Since(began).Seconds())
+		if err != nil {
+			m.roundsFailed.Add(1)
+		} else {
+			m.roundsConfirmed.Add(1)
+		}
+		return err
 	}
 }
 

@@ -162,7 +162,7 @@ func TestMetricsMove(t *testing.T) {
 	got, _ := scrape(t, r.server)
 	request := proto.Size(smallAppend()) + 3*proto.Size(&pb.ReadRequest{Aggregate: pbKey("large")})
 	for _, want := range []string{
-		"tidemark_calls 4", "tidemark_read_calls 3", "tidemark_calls_refused_total 1", "tidemark_reads_waiting 2",
+		"tidemark_calls 4", "tidemark_read_calls 3", "tidemark_calls_refused_total 1", "tidemark_reads_waiting 2", "tidemark_read_waits_total 2",
 		`tidemark_connections{listener="grpc"} 1`, `tidemark_connections_refused_total{listener="grpc"} 1`,
 		fmt.Sprintf("tidemark_request_bytes %d", request), "tidemark_stalled_connections_closed_total 17",
 		"tidemark_read_bytes " + strconv.FormatFloat(float64(r.use().bytes), 'g', -1, 64),
