@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"strings"
 	"testing"
-	"time"
 
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
@@ -113,20 +112,5 @@ func TestReadsAreCounted(t *testing.T) {
 				t.Errorf("%s, %v: got\n%s\nwant\n%s", method, o.err, got, want)
 			}
 		}
-	}
-}
-
-// A backup counts when it ends, whole or not, with the bytes that went out.
-func TestBackupsAreCounted(t *testing.T) {
-	r := start(t, nil)
-	at := time.Unix(1234, 5e8)
-	r.server.chain.meter.backedUp(100, errors.New("the client has gone"), at)
-	if got, want := counted(t, r.server, "backup"), "backup_sent_bytes_total 100\nbackups_total{result=\"failed\"} 1"; got != want {
-		t.Errorf("got\n%s\nwant\n%s", got, want)
-	}
-	r.server.chain.meter.backedUp(200, nil, at)
-	want := "backup_sent_bytes_total 300\nbackup_timestamp_seconds 1234.5\nbackups_total{result=\"failed\"} 1\nbackups_total{result=\"sent\"} 1"
-	if got := counted(t, r.server, "backup"); got != want {
-		t.Errorf("got\n%s\nwant\n%s", got, want)
 	}
 }

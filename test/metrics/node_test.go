@@ -201,6 +201,14 @@ func TestOneNode(t *testing.T) {
 		t.Fatal(err)
 	}
 	at = shows(t, reading, at, n.scrape)
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	if _, err := n.client.Subscribe(ctx, &pb.SubscribeRequest{}); err != nil {
+		t.Fatal(err)
+	}
+	at = shows(t, following, at, n.scrape)
+	cancel()
+	at = shows(t, left, at, n.scrape)
 	at = n.knock(at)
 
 	n.free.Store(diskReserve - 1)

@@ -12,17 +12,19 @@ import (
 
 // The steps, in the order in which they run: first on one node, then on three.
 const (
-	start    = "a node has started"
-	load     = "clients have written"
-	refused  = "a write was refused"
-	held     = "an entry is held back"
-	released = "the entry goes on"
-	reading  = "a client has read"
-	knocking = "more connections come than there is room for"
-	diskFull = "the disk is full"
-	diskRoom = "the disk has room again"
-	noRoom   = "snapshots cannot be written"
-	stopped  = "the node has stopped"
+	start     = "a node has started"
+	load      = "clients have written"
+	refused   = "a write was refused"
+	held      = "an entry is held back"
+	released  = "the entry goes on"
+	reading   = "a client has read"
+	following = "a client has subscribed"
+	left      = "the subscriber has left"
+	knocking  = "more connections come than there is room for"
+	diskFull  = "the disk is full"
+	diskRoom  = "the disk has room again"
+	noRoom    = "snapshots cannot be written"
+	stopped   = "the node has stopped"
 
 	formed     = "three nodes are a cluster"
 	followed   = "on a follower"
@@ -91,6 +93,10 @@ func rowsOf() []row {
 		{series: "disk_free_reserve_bytes", step: start, must: is(diskReserve)},
 		{series: "lent_log_limit_bytes", step: start, must: is(4 * snapshotLog)},
 		{series: "retired_histories_limit", step: start, must: is(2)},
+		{series: "backups_limit", step: start, must: is(2)},
+		{series: "subscriptions_limit", step: start, must: atLeast(1)},
+		{series: "recent_changes_limit", step: start, must: atLeast(1)},
+		{series: "recent_limit_bytes", step: start, must: atLeast(1)},
 		{series: "block_cache_limit_bytes", step: start, must: is(blockCache)},
 		{series: "memtable_limit_bytes", step: start, must: is(memtable)},
 		{series: "memtables", step: start, must: atLeast(1)},
@@ -114,6 +120,8 @@ func rowsOf() []row {
 		{series: "log_cache_bytes", step: load, must: grow()},
 		{series: "log_cache_entries", step: load, must: change()},
 		{series: "position", step: load, must: by(writes)},
+		{series: "recent_changes", step: load, must: grow()},
+		{series: "recent_bytes", step: load, must: grow()},
 		{series: "commit_index", step: load, must: grow()},
 		{series: "applied_index", step: load, must: grow()},
 		{series: "log_first_index", step: load, must: grow()},
@@ -147,6 +155,9 @@ func rowsOf() []row {
 
 		{series: `reads_total{method="Read",result="ok"}`, step: reading, must: by(1)},
 		{series: `read_duration_seconds{method="Read"}`, step: reading, must: by(1)},
+
+		{series: "subscriptions", step: following, must: is(1)},
+		{series: "subscriptions", step: left, must: is(0)},
 
 		{series: `connections{listener="grpc"}`, step: knocking, must: is(maxConns)},
 		{series: `connections_refused_total{listener="grpc"}`, step: knocking, must: atLeast(1)},
@@ -211,7 +222,8 @@ func rowsOf() []row {
 		elsewhere("server.TestReadsAreCounted", "reads_total", "read_duration_seconds"),
 		elsewhere("server.TestMetricsMove", "read_calls", "calls_refused_total", "reads_waiting", "read_bytes", "read_waits_total", "stalled_connections_closed_total"),
 		elsewhere("server.TestAPanicIsAnAnswer", "call_panics_total"),
-		elsewhere("server.TestBackupsAreCounted", "backups_total", "backup_sent_bytes_total", "backup_timestamp_seconds"),
+		elsewhere("replication.TestBackupIsOfOneMoment", `backups_total{result="sent"}`, "backup_sent_bytes_total", "backup_timestamp_seconds"),
+		elsewhere("replication.TestBackupsAreBounded", `backups_total{result="failed"}`, "backups"),
 		elsewhere("wal/history.TestStatsOfWork", "history_l0_sublevels", "history_read_amplification", "history_compaction_debt_bytes",
 			"history_level_bytes", "history_level_tables", "history_snapshots", "history_tombstones", "history_flushed_bytes_total",
 			"history_compactions_total", "history_compacted_bytes_total", "block_cache_bytes", "block_cache_hits_total", "block_cache_misses_total"),
