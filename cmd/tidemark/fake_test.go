@@ -44,12 +44,18 @@ type fakeStore struct {
 // start serves the store on a loopback port until the test ends.
 func (f *fakeStore) start(t *testing.T) string {
 	t.Helper()
+	return f.startAs(t, f)
+}
+
+// startAs is start for a store that is built on this one.
+func (f *fakeStore) startAs(t *testing.T, store pb.EventStoreServiceServer) string {
+	t.Helper()
 	listener, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
 	}
 	f.server = grpc.NewServer()
-	pb.RegisterEventStoreServiceServer(f.server, f)
+	pb.RegisterEventStoreServiceServer(f.server, store)
 	if f.cluster != nil {
 		pb.RegisterClusterServiceServer(f.server, f.cluster)
 	}

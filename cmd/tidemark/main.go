@@ -28,6 +28,8 @@ func newCommands() []*cobra.Command {
 		newMarksCommand(),
 		newFindCommand(),
 		newListCommand(),
+		newTrimCommand(),
+		newDeleteCommand(),
 		newImportCommand(),
 		newExportCommand(),
 		newClusterCommand(),
