@@ -31,7 +31,7 @@ func Open(o Options) (*Store, error) {
 	if s.log == nil {
 		s.log = zap.NewNop()
 	}
-	p := o.pebbleOptions()
+	p := o.pebbleOptions(&s.reclaiming)
 	// Pebble takes the memtables out of the block cache's size: add them, or the cache is
 	// empty whenever the memtables are full.
 	cache := pebble.NewCache(o.MemoryBytes())

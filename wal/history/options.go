@@ -3,7 +3,7 @@ package history
 import (
 	"bytes"
 	"fmt"
-	"time"
+	"sync/atomic"
 
 	"github.com/cockroachdb/pebble/v2"
 	"github.com/cockroachdb/pebble/v2/bloom"
@@ -96,6 +96,10 @@ const (
 	// comparerName is written into the store; another name refuses to open it.
 	comparerName = "tidemark.history.1"
 
+	// garbageRatio is the share of what blob files hold that may be garbage before they are
+	// rewritten.
+	garbageRatio = 0.3
+
 	// separateFrom is the smallest value that goes to a blob file: below this, the handle,
 	// and the second read for every look-up, cost more than moving the value along.
 	separateFrom = 128
@@ -113,8 +117,9 @@ func newComparer() *pebble.Comparer {
 	return &c
 }
 
-// pebbleOptions are the options of the store, without cache, logger and listener.
-func (o *Options) pebbleOptions() *pebble.Options {
+// pebbleOptions are the options of the store, without cache, logger and listener. While
+// reclaiming is above 0, no garbage is too little.
+func (o *Options) pebbleOptions(reclaiming *atomic.Int32) *pebble.Options {
 	p := &pebble.Options{
 		FS:                 o.FS,
 		Comparer:           newComparer(),
@@ -149,7 +154,7 @@ func (o *Options) pebbleOptions() *pebble.Options {
 	p.Experimental.ReadSamplingMultiplier = -1
 	p.Experimental.SpanPolicyFunc = spanPolicy
 	p.Experimental.ValueSeparationPolicy = func() pebble.ValueSeparationPolicy {
-		return pebble.ValueSeparationPolicy{
+		policy := pebble.ValueSeparationPolicy{
 			Enabled:     true,
 			MinimumSize: separateFrom,
 			// How many blob files the values of one key range may lie in before a compaction
@@ -157,10 +162,16 @@ func (o *Options) pebbleOptions() *pebble.Options {
 			// rewritten about every third compaction; reading one aggregate goes through its
 			// files in the order of writing at any depth.
 			MaxBlobReferenceDepth: 30,
-			// Batches are only dropped by trim and delete; give those time to add up.
-			RewriteMinimumAge:  5 * time.Minute,
-			TargetGarbageRatio: 0.3,
+			// Batches are only dropped by trim and delete. Pebble asks for the age once, when it
+			// opens, and Compact must reach files of any age; what keeps rewrites rare is the
+			// share of garbage, and that Pebble rewrites only while it has no table to compact.
+			RewriteMinimumAge:  0,
+			TargetGarbageRatio: garbageRatio,
 		}
+		if reclaiming.Load() > 0 {
+			policy.TargetGarbageRatio = 0
+		}
+		return policy
 	}
 
 	// Snappy everywhere: zstd costs more CPU than this server has to give, and payloads that

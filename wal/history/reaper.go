@@ -15,33 +15,64 @@ import (
 type reaper struct {
 	mu      sync.Mutex
 	wake    sync.Cond
-	retired []*pebble.Snapshot // to be closed
-	held    int                // made and not retired
+	retired []retired      // to be closed
+	held    int            // made and not retired
+	open    map[uint64]int // made and not closed, by the index that they are of
 	stopped bool
 	drains  bool // stop as soon as held is 0
 	done    chan struct{}
 }
 
+// retired is a snapshot of an index, to be closed.
+type retired struct {
+	snap  *pebble.Snapshot
+	index uint64
+}
+
 func (r *reaper) start() {
 	r.wake.L = &r.mu
+	r.open = make(map[uint64]int)
 	r.done = make(chan struct{})
 	go r.run()
 }
 
 // made counts a snapshot that will be retired.
-func (r *reaper) made() {
+func (r *reaper) made(index uint64) {
 	r.mu.Lock()
 	r.held++
+	r.open[index]++
 	r.mu.Unlock()
 }
 
 // retire hands over a snapshot.
-func (r *reaper) retire(s *pebble.Snapshot) {
+func (r *reaper) retire(s *pebble.Snapshot, index uint64) {
 	r.mu.Lock()
 	r.held--
-	r.retired = append(r.retired, s)
+	r.retired = append(r.retired, retired{s, index})
 	r.mu.Unlock()
 	r.wake.Signal()
+}
+
+// before counts the snapshots of an index below this one that are not closed.
+func (r *reaper) before(index uint64) int {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	n := 0
+	for at, held := range r.open {
+		if at < index {
+			n += held
+		}
+	}
+	return n
+}
+
+// closed forgets a snapshot that was closed.
+func (r *reaper) closed(index uint64) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.open[index]--; r.open[index] == 0 {
+		delete(r.open, index)
+	}
 }
 
 // stop ends the goroutine once it has closed what was retired, and waits for it; if views are
@@ -69,7 +100,7 @@ func (r *reaper) drain() {
 
 func (r *reaper) run() {
 	defer close(r.done)
-	var batch []*pebble.Snapshot
+	var batch []retired
 	for {
 		r.mu.Lock()
 		for len(r.retired) == 0 && !r.stopped && !(r.drains && r.held == 0) {
@@ -83,8 +114,9 @@ func (r *reaper) run() {
 		r.mu.Unlock()
 		// Newest first: Pebble looks for compactions whenever the oldest goes.
 		for i := len(batch) - 1; i >= 0; i-- {
-			_ = batch[i].Close() // always nil; panics if it was closed before
-			batch[i] = nil
+			_ = batch[i].snap.Close() // always nil; panics if it was closed before
+			r.closed(batch[i].index)
+			batch[i] = retired{}
 		}
 	}
 }

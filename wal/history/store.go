@@ -32,6 +32,8 @@ type Store struct {
 	// last commit; then View replaces it under commitMu.
 	current atomic.Pointer[View]
 	applied atomic.Pointer[Applied] // written under commitMu
+	// reclaiming: Compact runs, and blob files are rewritten for any garbage at all.
+	reclaiming atomic.Int32
 	// rangeDrops is how many range tombstones were committed since a flush was last asked for
 	// over them; under commitMu.
 	rangeDrops int
@@ -135,7 +137,7 @@ func (s *Store) newView() *View {
 	}
 	v := &View{s: s, applied: s.applied.Load(), snap: s.db.NewSnapshot()}
 	v.refs.Store(2) // the caller's and the store's
-	s.snapshots.made()
+	s.snapshots.made(v.applied.Index)
 	s.current.Store(v)
 	if old != nil {
 		old.Release()

@@ -55,7 +55,7 @@ func (v *View) Release() {
 	case n < 0:
 		panic("history: Release of a view that was released")
 	case n == 0 && v.snap != nil:
-		v.s.snapshots.retire(v.snap)
+		v.s.snapshots.retire(v.snap, v.applied.Index)
 	}
 }
 
