@@ -183,7 +183,15 @@ func (o *ops) cut(path string, size int64) error {
 // recreate replaces the log by an empty one that begins with index base. The new one is
 // made beside the old; the rename of its directory decides which of them a crash leaves.
 func (l *Log) recreate(base uint64) error {
-	if err := l.ops.createLog(l.o.Dir, l.n+1, base); err != nil {
+	return l.replace(&segment{base: base}, base, base-1, nil)
+}
+
+// replace puts a new incarnation in the log's place, with one segment: seg, which holds records,
+// of which those from first to last count. wmu is held.
+func (l *Log) replace(seg *segment, first, last uint64, records []byte) error {
+	st := l.synced
+	st.first, st.synced, st.keep = first, last, 0
+	if err := l.ops.createLog(l.o.Dir, l.n+1, seg.base, records, st); err != nil {
 		return err
 	}
 	if err := errors.Join(l.w.Close(), l.active.Close(), l.state.Close()); err != nil {
@@ -195,15 +203,16 @@ func (l *Log) recreate(base uint64) error {
 	old, gone := l.dir, l.segs
 	l.n++
 	l.dir = filepath.Join(l.o.Dir, logDirName(l.n))
-	l.synced.first, l.synced.synced = base, base-1
+	l.synced = st
+	seg.path = filepath.Join(l.dir, segmentName(seg.base))
 
 	l.mu.Lock()
-	l.segs = []*segment{{base: base, path: filepath.Join(l.dir, segmentName(base))}}
-	l.first, l.last, l.bytes = base, base-1, 0
+	l.segs = []*segment{seg}
+	l.first, l.last, l.bytes = first, last, seg.size
 	l.gen.Add(1)
 	l.mu.Unlock()
 
-	l.o.Logger.Info("the log is begun anew", zap.String("dir", l.dir), zap.Uint64("index", base), zap.String("removed", old))
+	l.o.Logger.Info("the log is begun anew", zap.String("dir", l.dir), zap.Uint64("index", first), zap.String("removed", old))
 	for _, s := range gone {
 		l.files.forget(s)
 	}

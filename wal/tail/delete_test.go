@@ -224,6 +224,16 @@ func TestCrashDuringDeletion(t *testing.T) {
 			ok:     func(first, last uint64) bool { return first == 31 && last == 40 },
 			steps:  4,
 		},
+		"rewrite": {
+			change: func(l *Log) error {
+				if err := l.DeleteRange(1, 30); err != nil {
+					return err
+				}
+				return l.Rewrite()
+			},
+			ok:    func(first, last uint64) bool { return first == 31 && last == 40 },
+			steps: 9,
+		},
 		"back": {
 			change: func(l *Log) error { return l.DeleteRange(12, 40) },
 			ok:     func(first, last uint64) bool { return first == 1 && last == 11 },

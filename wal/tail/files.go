@@ -74,9 +74,10 @@ func logDirName(n uint64) string { return fmt.Sprintf("%s%010d", logPrefix, n) }
 // segmentName is tidwall's name of the segment file that begins with index base.
 func segmentName(base uint64) string { return fmt.Sprintf("%020d", base) }
 
-// createLog makes an empty log that will begin with index base, in the directory of
-// incarnation n. It exists after a crash either whole or not at all: the rename decides.
-func (o *ops) createLog(root string, n, base uint64) error {
+// createLog makes a log in the directory of incarnation n: one segment, which begins with index
+// base, of the whole records given, and the state that goes with them. It exists after a crash
+// either whole or not at all: the rename decides.
+func (o *ops) createLog(root string, n, base uint64, records []byte, st state) error {
 	final := filepath.Join(root, logDirName(n))
 	dir := final + newSuffix
 	if err := os.Mkdir(dir, 0o750); err != nil {
@@ -89,14 +90,15 @@ func (o *ops) createLog(root string, n, base uint64) error {
 	if err != nil {
 		return fmt.Errorf("create the log: %w", err)
 	}
-	if err := errors.Join(o.flush(seg), seg.Close()); err != nil {
+	_, err = seg.Write(records)
+	if err := errors.Join(err, o.flush(seg), seg.Close()); err != nil {
 		return fmt.Errorf("create the log: %w", err)
 	}
 	f, err := os.OpenFile(filepath.Join(dir, stateName), os.O_CREATE|os.O_EXCL|os.O_WRONLY, 0o640)
 	if err != nil {
 		return fmt.Errorf("create the log: %w", err)
 	}
-	err = o.writeState(f, state{first: base, synced: base - 1, boot: o.boot()})
+	err = o.writeState(f, st)
 	if err := errors.Join(err, f.Close()); err != nil {
 		return fmt.Errorf("create the log: %w", err)
 	}

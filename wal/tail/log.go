@@ -134,7 +134,7 @@ func (l *Log) openFiles() error {
 	}
 	if n == 0 {
 		n = 1
-		if err := l.ops.createLog(l.o.Dir, n, 1); err != nil {
+		if err := l.ops.createLog(l.o.Dir, n, 1, nil, state{first: 1, boot: l.ops.boot()}); err != nil {
 			return err
 		}
 	}
