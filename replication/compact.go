@@ -83,14 +83,5 @@ func (s *Shard) snapshot() error {
 	if err != nil {
 		return err
 	}
-	r := s.raftGroup().raft
-	conf := r.ReloadableConfig()
-	conf.TrailingLogs = max(minTrailing, last+1-s.tail.Newest(s.opts.TrailingLogBytes))
-	if err := r.ReloadConfig(conf); err != nil {
-		return err
-	}
-	began := time.Now()
-	err = r.Snapshot().Error()
-	s.meter.took(began, err)
-	return err
+	return s.snapshotKeeping(max(minTrailing, last+1-s.tail.Newest(s.opts.TrailingLogBytes)))
 }

@@ -2,6 +2,7 @@ package replication
 
 import (
 	"fmt"
+	"io/fs"
 	"sync"
 	"sync/atomic"
 	"syscall"
@@ -82,4 +83,15 @@ func (s *Shard) diskRoom() int64 {
 		return -1
 	}
 	return max(0, s.disk.free.Load()-s.disk.reserve)
+}
+
+// fileID is one file, whatever its names.
+type fileID struct{ device, inode uint64 }
+
+func idOf(info fs.FileInfo) (fileID, bool) {
+	st, ok := info.Sys().(*syscall.Stat_t)
+	if !ok {
+		return fileID{}, false
+	}
+	return fileID{uint64(st.Dev), st.Ino}, true
 }

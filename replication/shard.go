@@ -93,6 +93,7 @@ type Shard struct {
 	// for its own.
 	lastTicket uint64
 	stopping   bool
+	compacting bool // Compact runs
 	closed     bool // the files are closed; view is no longer held
 	// progressWait, if not nil, is closed when a step is published or something in flight
 	// ends without one.

@@ -25,6 +25,8 @@ type Cluster interface {
 	PromoteNode(ctx context.Context, id string) error
 	// RemoveNode takes a node out; the leader hands leadership over first and answers 2011.
 	RemoveNode(ctx context.Context, id string) error
+	// Compact reclaims the space of what was trimmed and deleted on this node, leader or not.
+	Compact(ctx context.Context) (*pb.CompactResponse, error)
 	// TransferLeadership returns who leads then; to may be empty.
 	TransferLeadership(ctx context.Context, to string) (leaderID string, err error)
 	// Backup makes a checkpoint, which the caller ends. Every member does.
@@ -164,4 +166,9 @@ func clipped(s string) string {
 		return s[:maxAddress] + "..."
 	}
 	return s
+}
+
+// Compact implements pb.ClusterServiceServer. Every node does so for itself.
+func (s *clusterService) Compact(ctx context.Context, _ *pb.CompactRequest) (*pb.CompactResponse, error) {
+	return s.shard.Compact(ctx)
 }

@@ -278,6 +278,10 @@ func (f *fakeShard) Delete(_ context.Context, req *pb.DeleteRequest) (*pb.Delete
 	return resp, nil
 }
 
+func (f *fakeShard) Compact(context.Context) (*pb.CompactResponse, error) {
+	return &pb.CompactResponse{NodeId: "n1", BytesBefore: 9, BytesAfter: 4}, nil
+}
+
 func (f *fakeShard) Read(_ context.Context, o replication.ReadOptions) (*history.View, error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
