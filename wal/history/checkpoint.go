@@ -3,6 +3,7 @@ package history
 import (
 	"errors"
 	"fmt"
+	"sync/atomic"
 
 	"github.com/cockroachdb/pebble/v2"
 	"github.com/cockroachdb/pebble/v2/vfs"
@@ -12,7 +13,7 @@ import (
 // CheckpointApplied says which state a directory that Checkpoint made holds. It opens the
 // store there for reading and changes nothing in it, but for an empty LOCK.
 func CheckpointApplied(fs vfs.FS, dir string) (a Applied, err error) {
-	p := (&Options{FS: fs, Dir: dir}).pebbleOptions()
+	p := (&Options{FS: fs, Dir: dir}).pebbleOptions(new(atomic.Int32))
 	p.ReadOnly = true
 	p.Logger = pebbleLogger{&Store{dir: dir, log: zap.NewNop()}}
 	cache := pebble.NewCache(checkpointCache)
