@@ -68,7 +68,8 @@ func (s *Shard) beginCompact(ctx context.Context) (_ context.Context, end func()
 	defer s.mu.Unlock()
 	switch {
 	case s.stopping || s.raft == nil:
-		return nil, nil, s.notLeader("this node is stopping, or not a member of a cluster yet")
+		// Not a 2011: no other node can do it in this one's place.
+		return nil, nil, api.Errorf(pb.ErrorCode_ERROR_CODE_SERVER_BUSY, "this node is stopping, or not a member of a cluster yet: nothing was done").After(retryCompact)
 	case s.compacting:
 		return nil, nil, api.Errorf(pb.ErrorCode_ERROR_CODE_SERVER_BUSY, "a compaction is running already: nothing was done, ask again when it has ended").After(retryCompact)
 	}

@@ -30,6 +30,7 @@ func newCommands() []*cobra.Command {
 		newListCommand(),
 		newTrimCommand(),
 		newDeleteCommand(),
+		newCompactCommand(),
 		newImportCommand(),
 		newExportCommand(),
 		newClusterCommand(),
