@@ -33,8 +33,6 @@ const (
 	alone      = "the last node hears of nobody"
 	caughtUp   = "a wiped follower has caught up"
 	onReceiver = "the wiped follower has caught up"
-	added      = "a node was added"
-	removed    = "the node was removed"
 )
 
 // cacheRows are the rows of the four caches.
