@@ -7,8 +7,8 @@
 // the rules pass. And by a real Prometheus that scrapes a real cluster, whose nodes are killed.
 //
 // The real Prometheus runs deploy/prometheus/prometheus.yml and alerts.yml, changed in three ways
-// only (hurry): the targets are the test's, it scrapes and evaluates four times a second, and
-// each "for" is divided by sixty. Expressions stay as they are, so that it can test those alerts
+// only (hurry): the targets are the test's, it scrapes each second and evaluates twice, and each
+// "for" is divided by sixty. Expressions stay as they are, so that it can test those alerts
 // that look at no more than the present. What has to hold for minutes the unit tests test.
 //
 // It may import anything. It needs prometheus and promtool on the PATH, which Debian's package

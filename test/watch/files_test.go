@@ -37,14 +37,28 @@ type ruleGroup struct {
 	Rules []rule
 }
 
-// rules are those of alerts.yml.
-func rules(t *testing.T) []rule {
+// ruleGroups are those of alerts.yml.
+func ruleGroups(t *testing.T) []ruleGroup {
 	t.Helper()
 	var file struct{ Groups []ruleGroup }
 	decode(t, filepath.Join(prometheusDir, "alerts.yml"), &file)
+	return file.Groups
+}
+
+func rules(t *testing.T) []rule {
+	t.Helper()
 	var all []rule
-	for _, g := range file.Groups {
+	for _, g := range ruleGroups(t) {
 		all = append(all, g.Rules...)
+	}
+	return all
+}
+
+func groupNames(t *testing.T) []string {
+	t.Helper()
+	var all []string
+	for _, g := range ruleGroups(t) {
+		all = append(all, g.Name)
 	}
 	return all
 }
@@ -145,6 +159,7 @@ func TestEachAlertIsTested(t *testing.T) {
 	for _, name := range ruleTests {
 		var file struct {
 			RuleFiles          []string `yaml:"rule_files"`
+			GroupEvalOrder     []string `yaml:"group_eval_order"`
 			EvaluationInterval string   `yaml:"evaluation_interval"`
 			Tests              []struct {
 				Name        string
@@ -157,6 +172,10 @@ func TestEachAlertIsTested(t *testing.T) {
 		decode(t, filepath.Join(prometheusDir, name), &file)
 		if want := []string{"alerts.yml"}; !slices.Equal(file.RuleFiles, want) {
 			t.Errorf("%s tests %q, expected %q", name, file.RuleFiles, want)
+		}
+		// promtool takes the groups that are left out for the first.
+		if want := groupNames(t); !slices.Equal(file.GroupEvalOrder, want) {
+			t.Errorf("%s evaluates %q, expected the groups as they are in alerts.yml, %q", name, file.GroupEvalOrder, want)
 		}
 		for _, test := range file.Tests {
 			if len(test.Exprs) == 0 {
