@@ -24,7 +24,7 @@ func newVerifyCommand() *cobra.Command {
 	f := &verifyFlags{}
 	cmd := &cobra.Command{
 		Use:   "verify DIR|BACKUP",
-		Short: "Check a stopped node's data directory, or a backup, byte by byte, offline",
+		Short: "Check a stopped node's data directory, or a backup, offline",
 		Long: `Check everything in the data directory of a node that does not run: the checksum of every
 record of the log, of every block of every table and blob file of the history and of the
 snapshots, and of every value of the stable store; that versions, event numbers, positions
