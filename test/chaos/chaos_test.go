@@ -18,6 +18,7 @@ import (
 	"github.com/tidemark-db/tidemark/test/clients"
 	"github.com/tidemark-db/tidemark/test/cluster"
 	"github.com/tidemark-db/tidemark/test/linear"
+	"github.com/tidemark-db/tidemark/test/offline"
 	"github.com/tidemark-db/tidemark/test/process"
 )
 
@@ -70,6 +71,10 @@ func TestNothingAcknowledgedIsLostAndNoAnswerMisleads(t *testing.T) {
 		}
 	}
 	r.checkPast()
+	for _, n := range r.cluster.Members() {
+		n.Kill()
+		offline.Sound(t, n.DataDir())
+	}
 	taken, received, behind := r.cluster.Logged("snapshot taken"), r.cluster.Logged("another node's snapshot was restored"), r.cluster.Logged(restoredByStart)
 	t.Logf("seed %d: %d episodes, %d requests acknowledged, %d snapshots taken, %d received, %d restored by the start after a crash, %v",
 		seed, len(r.past), r.acknowledged, taken, received, behind, time.Since(began).Round(time.Second))

@@ -52,6 +52,9 @@ func (n *Node) leads() bool {
 	return err == nil && r.GetStatus() == grpc_health_v1.HealthCheckResponse_SERVING
 }
 
+// DataDir is the node's data directory.
+func (n *Node) DataDir() string { return n.data }
+
 // Running says whether the node has a process, paused or not.
 func (n *Node) Running() bool { return n.process != nil }
 

@@ -74,6 +74,8 @@ func TestDirectoriesOfThreeNodes(t *testing.T) {
 		id := fmt.Sprint("n", i+1)
 		o := small(filepath.Join(root, id))
 		o.NodeID, o.Listener, o.RaftAddress, o.AdvertiseAddress = id, l, l.Addr().String(), "127.0.0.1:"+id
+		// The same node leads all along, also on a busy machine.
+		o.HeartbeatTimeout, o.ElectionTimeout = 1500*time.Millisecond, 1500*time.Millisecond
 		members = append(members, &member{o: o, address: o.RaftAddress})
 		peers = append(peers, replication.Peer{ID: id, Address: o.RaftAddress})
 	}

@@ -98,6 +98,12 @@ func (w *writer) write(t *testing.T, s *replication.Shard) {
 	if _, err := s.Append(t.Context(), req); err != nil {
 		t.Fatal(err)
 	}
+	if w.n%5 == 4 {
+		// The resend is refused: its sequence is exactly the mark.
+		if _, err := s.Append(t.Context(), req); api.CodeOf(err) != pb.ErrorCode_ERROR_CODE_CLIENT_IDEMPOTENCY_VIOLATION {
+			t.Fatalf("a resend: %v", err)
+		}
+	}
 	if w.n > 50 && w.n%10 == 0 {
 		w.change(t, s)
 	}
