@@ -23,6 +23,7 @@ type fakeStore struct {
 	pb.UnimplementedEventStoreServiceServer
 	append    func(context.Context, *pb.AppendRequest) (*pb.AppendResponse, error)
 	read      func(*pb.ReadRequest, grpc.ServerStreamingServer[pb.ReadResponse]) error
+	subscribe func(*pb.SubscribeRequest, grpc.ServerStreamingServer[pb.SubscribeResponse]) error
 	aggregate func(*pb.GetAggregateRequest) (*pb.GetAggregateResponse, error)
 	mark      func(*pb.GetMarkRequest) (*pb.GetMarkResponse, error)
 	marks     func(*pb.ListMarksRequest) (*pb.ListMarksResponse, error)
@@ -112,6 +113,14 @@ func (f *fakeStore) Append(ctx context.Context, req *pb.AppendRequest) (*pb.Appe
 		return nil, errNoAnswer
 	}
 	return f.append(ctx, req)
+}
+
+func (f *fakeStore) Subscribe(req *pb.SubscribeRequest, stream grpc.ServerStreamingServer[pb.SubscribeResponse]) error {
+	if f.subscribe == nil {
+		return f.UnimplementedEventStoreServiceServer.Subscribe(req, stream)
+	}
+	f.note(req)
+	return f.subscribe(req, stream)
 }
 
 func (f *fakeStore) Read(req *pb.ReadRequest, stream grpc.ServerStreamingServer[pb.ReadResponse]) error {

@@ -23,6 +23,7 @@ func newCommands() []*cobra.Command {
 		newDevCommand(),
 		newAppendCommand(),
 		newReadCommand(),
+		newTailCommand(),
 		newAggregateCommand(),
 		newMarkCommand(),
 		newMarksCommand(),

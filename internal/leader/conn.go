@@ -135,6 +135,9 @@ func (c *Conn) learn(n *node, err error) {
 	switch code := api.CodeOf(err); {
 	case code == pb.ErrorCode_ERROR_CODE_NOT_LEADER:
 		c.leave(n, leaderOf(err))
+	case code == pb.ErrorCode_ERROR_CODE_SUBSCRIPTION_MOVED:
+		detail, _ := api.DetailOf[*pb.SubscriptionMoved](err)
+		c.leave(n, detail.GetLeaderAddress())
 	case code != pb.ErrorCode_ERROR_CODE_UNSPECIFIED:
 		// The node has answered.
 	case status.Code(err) == codes.Unavailable, status.Code(err) == codes.DeadlineExceeded:
