@@ -11,7 +11,7 @@ set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 out=$(realpath -m "${RELEASE_DIR:-bin/release}")
 platforms=("$@")
-((${#platforms[@]} > 0)) || platforms=(linux/amd64 linux/arm64 darwin/arm64)
+((${#platforms[@]} > 0)) || platforms=(linux/amd64 linux/arm64)
 
 # What the environment could change about the result.
 umask 022
