@@ -100,12 +100,16 @@ func (s *Shard) checkDisk() error {
 	return nil
 }
 
-// problems are the texts of the checks that fail.
+// problems are the texts of the checks that fail. What else a node that is no member is not is
+// no problem of its own.
 func (s *Shard) problems() []string {
 	var out []string
 	for _, c := range s.Checks() {
 		if c.Err != nil {
 			out = append(out, c.Err.Error())
+			if c.Name == "member" {
+				return out
+			}
 		}
 	}
 	return out

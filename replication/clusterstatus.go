@@ -69,7 +69,7 @@ func fillNode(n *pb.Node, st *peerpb.GetNodeStatusResponse, cluster string) {
 	n.ClientAddress, n.Version = st.GetHello().GetNode().GetClientAddress(), st.GetHello().GetNode().GetVersion()
 	n.Role, n.AppliedIndex = st.GetRole(), proto.Uint64(st.GetAppliedIndex())
 	n.Problems = slices.Clone(st.GetProblems())
-	if id := st.GetHello().GetClusterId(); id != cluster {
+	if id := st.GetHello().GetClusterId(); id != cluster && id != "" {
 		n.Problems = append(n.Problems, fmt.Sprintf("it is of cluster %s", id))
 	}
 	n.Healthy = len(n.Problems) == 0

@@ -91,7 +91,7 @@ func (s *Shard) admitMember(ctx context.Context, req *peerpb.JoinRequest) error 
 	same := named(members, req.GetNodeId())
 	m, known := withID(members, id)
 	switch {
-	case known && m.Address != address && s.answers(ctx, m):
+	case known && m.Address != address && s.answersElsewhere(ctx, m, req.GetRaftAddress()):
 		// A copy of a directory is not another node: two of them would answer as one voter.
 		return status.Errorf(codes.AlreadyExists, "%s (generation %s) runs at %s already: %s uses a copy of its data directory; stop one of them, and never start a copy",
 			req.GetNodeId(), req.GetGeneration(), m.raftAddress, req.GetRaftAddress())
@@ -181,6 +181,26 @@ func (s *Shard) answers(ctx context.Context, m server) bool {
 	return err == nil
 }
 
+// answersElsewhere says whether the directory that a server stands for runs where it is known,
+// and not at address: a node that says that this is its address is reached at both.
+func (s *Shard) answersElsewhere(ctx context.Context, m server, address string) bool {
+	if m.ID == s.identity().serverID() {
+		return s.opts.RaftAddress != address
+	}
+	ctx, cancel := context.WithTimeout(ctx, helloTimeout)
+	defer cancel()
+	h, err := sayHello(ctx, s.clientOf(m.Server))
+	return err == nil && h.GetNode().GetRaftAddress() != address
+}
+
+// unfit is a 2016 about a field, with a sentence of its own.
+func unfit(field, format string, args ...any) *api.Error {
+	text := fmt.Sprintf(format, args...)
+	e := api.Invalid(field, "%s", text)
+	e.Message = field + ": " + text
+	return e
+}
+
 // AddNode takes an empty node that runs at raftAddress into the cluster, as a non-voter. It
 // is idempotent. Errors: 2011, 2015, 2016 if the node there is another one or has data of
 // its own, 2014 if the change was proposed and its outcome is not known.
@@ -196,16 +216,24 @@ func (s *Shard) AddNode(ctx context.Context, id, raftAddress, clientAddress stri
 	defer cancel()
 	h, err := s.hello(call, raftAddress)
 	if err != nil {
-		return api.Invalid("raft_address", "expected node %s at %s, which does not answer (%v): start it first, with an empty data directory and with --peers naming this cluster's nodes", id, raftAddress, err)
+		for _, m := range named(g.members(), id) {
+			if known := s.clientAddress(m.ID); m.raftAddress == raftAddress && (clientAddress == "" || known == "" || known == clientAddress) {
+				return nil // it is a member there, and down
+			}
+		}
+		return unfit("raft_address", "expected node %s at %s, which does not answer (%v): start it first, with an empty data directory and with --peers naming this cluster's nodes", id, raftAddress, err)
 	}
 	mine := s.identity()
 	switch {
 	case h.GetNode().GetNodeId() != id:
-		return api.Invalid("id", "expected node %s at %s, found node %s", id, raftAddress, h.GetNode().GetNodeId())
+		return unfit("id", "expected node %s at %s, found node %s", id, raftAddress, h.GetNode().GetNodeId())
+	case h.GetNode().GetRaftAddress() != raftAddress:
+		// It could never join: the leader would have it at one address, and it asks for another.
+		return unfit("raft_address", "node %s says that other nodes reach it at %s (--raft-advertise), not at %s", id, h.GetNode().GetRaftAddress(), raftAddress)
 	case clientAddress != "" && h.GetNode().GetClientAddress() != clientAddress:
-		return api.Invalid("client_address", "node %s says that clients reach it at %s (--advertise), not at %s", id, h.GetNode().GetClientAddress(), clientAddress)
+		return unfit("client_address", "node %s says that clients reach it at %s (--advertise), not at %s", id, h.GetNode().GetClientAddress(), clientAddress)
 	case h.GetState() == peerpb.State_STATE_MEMBER && h.GetClusterId() != mine.ClusterID:
-		return api.Invalid("raft_address", "node %s at %s holds data of cluster %s, this is cluster %s: empty its data directory first, if that data is not needed", id, raftAddress, h.GetClusterId(), mine.ClusterID)
+		return unfit("raft_address", "node %s at %s holds data of cluster %s, this is cluster %s: empty its data directory first, if that data is not needed", id, raftAddress, h.GetClusterId(), mine.ClusterID)
 	}
 	sid := serverID(id, h.GetNode().GetGeneration())
 	same := named(g.members(), id)
@@ -214,17 +242,17 @@ func (s *Shard) AddNode(ctx context.Context, id, raftAddress, clientAddress stri
 			return nil
 		}
 		if m.ID != sid && s.answers(ctx, m) {
-			return api.Invalid("id", "a living node at %s has the name %s already", m.raftAddress, id)
+			return unfit("id", "a living node at %s has the name %s already", m.raftAddress, id)
 		}
 	}
 	if len(same) == 0 && h.GetState() == peerpb.State_STATE_MEMBER {
-		return api.Invalid("raft_address", "node %s at %s was removed from this cluster: empty its data directory and start it again, then add it", id, raftAddress)
+		return unfit("raft_address", "node %s at %s was removed from this cluster: empty its data directory and start it again, then add it", id, raftAddress)
 	}
 	return s.change(g.raft.AddNonvoter(sid, peer.Address(sid, raftAddress), 0, changeTimeout))
 }
 
 func (s *Shard) alone() error {
-	return api.Invalid("id", "this node was started without --peers and has no port for other nodes: restart it with --peers %s=HOST:PORT, its own raft address, then add nodes", s.opts.NodeID)
+	return unfit("id", "this node was started without --peers and has no port for other nodes: restart it with --peers %s=HOST:PORT, its own raft address, then add nodes", s.opts.NodeID)
 }
 
 // change waits until a change of the configuration is committed.
@@ -243,13 +271,13 @@ func (s *Shard) change(f raft.IndexFuture) error {
 func (s *Shard) find(g *raftGroup, id string) (server, error) {
 	same := named(g.members(), id)
 	if len(same) == 0 {
-		return server{}, api.Invalid("id", "expected a node of this cluster, found %q; see the status for their ids", id)
+		return server{}, unfit("id", "expected a node of this cluster, found %q; see the status for their ids", id)
 	}
 	return same[len(same)-1], nil
 }
 
 // PromoteNode makes a non-voter a voter once it has caught up, for which it waits until ctx
-// ends. Errors: 2011, 2015, 2016, 2014, and ABORTED with how far the node is.
+// ends. Errors: 2011, 2015, 2014, and 2016, also with how far the node is that has not.
 func (s *Shard) PromoteNode(ctx context.Context, id string) error {
 	g, t, err := s.leadingGroup()
 	if err != nil {
@@ -261,6 +289,14 @@ func (s *Shard) PromoteNode(ctx context.Context, id string) error {
 	}
 	var why error // as of the last question that was not cut short
 	for {
+		switch now, still := withID(g.members(), m.ID); {
+		case !still:
+			return unfit("id", "node %s was removed from the cluster while it was waited for", id)
+		case now.Suffrage == raft.Voter:
+			return nil
+		default:
+			m = now // it may have moved
+		}
 		behind, err := s.lag(ctx, g, m)
 		if err == nil && behind <= caughtUp {
 			break
@@ -273,7 +309,7 @@ func (s *Shard) PromoteNode(ctx context.Context, id string) error {
 		}
 		select {
 		case <-ctx.Done():
-			return status.Errorf(codes.Aborted, "node %s has not caught up and stays a non-voter: %v; ask again later", id, why)
+			return unfit("id", "node %s has not caught up and stays a non-voter: %v; ask again later", id, why)
 		case <-t.done:
 			return s.notLeader("leadership was lost before the node had caught up")
 		case <-time.After(caughtUpEvery):
@@ -322,7 +358,7 @@ func (s *Shard) RemoveNode(ctx context.Context, id string) error {
 		}
 	}
 	if alive <= left/2 {
-		return api.Invalid("id", "without node %s the cluster has %d voters, of which %d answer: expected a majority; bring the others back, or promote another node, first", id, left, alive)
+		return unfit("id", "without node %s the cluster has %d voters, of which %d answer: expected a majority; bring the others back, or promote another node, first", id, left, alive)
 	}
 	if id == s.opts.NodeID {
 		if _, err := s.TransferLeadership(ctx, ""); err != nil {
@@ -339,8 +375,8 @@ func (s *Shard) RemoveNode(ctx context.Context, id string) error {
 }
 
 // TransferLeadership hands leadership to a voter, to the most caught-up one that answers if to is
-// empty, and returns its id once it leads. Errors: 2011, 2015, 2016; ABORTED if it failed, and this
-// node goes on leading.
+// empty, and returns its id once it leads. Errors: 2011, 2015, 2016, and 2014 if it is not known
+// whether it failed.
 func (s *Shard) TransferLeadership(ctx context.Context, to string) (string, error) {
 	g, t, err := s.leadingGroup()
 	if err != nil {
@@ -350,16 +386,20 @@ func (s *Shard) TransferLeadership(ctx context.Context, to string) (string, erro
 	if to == "" {
 		var ok bool
 		if m, ok = s.successor(ctx, g); !ok {
-			return "", status.Error(codes.Aborted, "no other voter answers and follows this leader: this node goes on leading")
+			return "", unfit("to_id", "no other voter answers and follows this leader: this node goes on leading")
 		}
 	} else {
 		switch m, err = s.find(g, to); {
 		case err != nil:
 			return "", err
 		case m.Suffrage != raft.Voter:
-			return "", api.Invalid("to_id", "node %s is not a voter: promote it first", to)
+			return "", unfit("to_id", "node %s is not a voter: promote it first", to)
 		case to == s.opts.NodeID:
 			return to, nil
+		}
+		// Raft would try, and leave open what became of it.
+		if _, err := s.lag(ctx, g, m); err != nil {
+			return "", unfit("to_id", "node %s can not take over now (%v): this node goes on leading", to, err)
 		}
 	}
 	f := g.raft.LeadershipTransferToServer(m.ID, m.Address)
@@ -371,8 +411,11 @@ func (s *Shard) TransferLeadership(ctx context.Context, to string) (string, erro
 	case <-ctx.Done():
 		return "", status.FromContextError(ctx.Err()).Err()
 	}
-	if err != nil {
-		return "", status.Errorf(codes.Aborted, "leadership was not handed over (%v); this node goes on leading unless it lost leadership meanwhile", err)
+	switch {
+	case errors.Is(err, raft.ErrLeadershipTransferInProgress):
+		return "", unfit("to_id", "leadership is being handed over already; ask again")
+	case err != nil:
+		return "", api.Errorf(pb.ErrorCode_ERROR_CODE_WRITE_OUTCOME_UNKNOWN, "leadership may or may not have been handed over (%v): look at the status and ask again", err)
 	}
 	select {
 	case <-t.done:

@@ -44,16 +44,17 @@ type ClusterServiceClient interface {
 	// far as the node that answers can find out within a second.
 	GetStatus(ctx context.Context, in *GetStatusRequest, opts ...grpc.CallOption) (*GetStatusResponse, error)
 	// AddNode takes an empty node that runs already into the cluster, as a non-voter: it
-	// receives everything and counts for no majority. Adding it again changes nothing.
+	// receives everything and counts for no majority. Adding it again changes nothing, also while it
+	// is down.
 	AddNode(ctx context.Context, in *AddNodeRequest, opts ...grpc.CallOption) (*AddNodeResponse, error)
 	// PromoteNode makes a non-voter a voter, once it has caught up, for which the call waits as
-	// long as its deadline allows; ABORTED if it has not by then.
+	// long as its deadline allows; 2016 if it has not by then, and it stays a non-voter.
 	PromoteNode(ctx context.Context, in *PromoteNodeRequest, opts ...grpc.CallOption) (*PromoteNodeResponse, error)
 	// RemoveNode takes a node out of the cluster, for good: its process ends. The leader, asked
 	// to remove itself, hands leadership over and answers 2011.
 	RemoveNode(ctx context.Context, in *RemoveNodeRequest, opts ...grpc.CallOption) (*RemoveNodeResponse, error)
 	// TransferLeadership hands leadership to another voter and returns once that one leads;
-	// ABORTED if that failed, and this node goes on leading.
+	// 2016 if none, or not the one that is named, can take over: this node goes on leading.
 	TransferLeadership(ctx context.Context, in *TransferLeadershipRequest, opts ...grpc.CallOption) (*TransferLeadershipResponse, error)
 	// Compact reclaims the space of what was trimmed and deleted on the node that is asked, and
 	// on no other, now instead of in the background. It returns once that is done, which may take
@@ -178,16 +179,17 @@ type ClusterServiceServer interface {
 	// far as the node that answers can find out within a second.
 	GetStatus(context.Context, *GetStatusRequest) (*GetStatusResponse, error)
 	// AddNode takes an empty node that runs already into the cluster, as a non-voter: it
-	// receives everything and counts for no majority. Adding it again changes nothing.
+	// receives everything and counts for no majority. Adding it again changes nothing, also while it
+	// is down.
 	AddNode(context.Context, *AddNodeRequest) (*AddNodeResponse, error)
 	// PromoteNode makes a non-voter a voter, once it has caught up, for which the call waits as
-	// long as its deadline allows; ABORTED if it has not by then.
+	// long as its deadline allows; 2016 if it has not by then, and it stays a non-voter.
 	PromoteNode(context.Context, *PromoteNodeRequest) (*PromoteNodeResponse, error)
 	// RemoveNode takes a node out of the cluster, for good: its process ends. The leader, asked
 	// to remove itself, hands leadership over and answers 2011.
 	RemoveNode(context.Context, *RemoveNodeRequest) (*RemoveNodeResponse, error)
 	// TransferLeadership hands leadership to another voter and returns once that one leads;
-	// ABORTED if that failed, and this node goes on leading.
+	// 2016 if none, or not the one that is named, can take over: this node goes on leading.
 	TransferLeadership(context.Context, *TransferLeadershipRequest) (*TransferLeadershipResponse, error)
 	// Compact reclaims the space of what was trimmed and deleted on the node that is asked, and
 	// on no other, now instead of in the background. It returns once that is done, which may take
