@@ -162,8 +162,6 @@ func TestClusterChangesThatFail(t *testing.T) {
 	}{
 		{func(context.Context) error { return api.Invalid("id", "is not a node of this cluster") }, exitFailure,
 			"tidemark: 2016 InvalidRequest: id is not a node of this cluster\n"},
-		{func(context.Context) error { return status.Error(codes.Aborted, "leadership was not handed over") }, exitFailure,
-			"tidemark: leadership was not handed over\n"},
 		{func(context.Context) error { return status.Error(codes.Unimplemented, "unknown method") }, exitFailure,
 			"tidemark: the server does not know this call; is it an older version, or not Tidemark? unknown method\n"},
 		{func(context.Context) error { return status.Error(codes.Unavailable, "reset") }, exitUnknown,
@@ -185,4 +183,20 @@ func TestClusterChangesThatFail(t *testing.T) {
 	expect(t, exitUsage, "", "tidemark: required flag(s) \"raft-address\" not set\nSee \"tidemark cluster add --help\".\n", "cluster", "add", "n4")
 	expect(t, exitUsage, "", "tidemark: ID: missing\nSee \"tidemark cluster remove --help\".\n", "cluster", "remove")
 	expect(t, exitUsage, "", "tidemark: unknown command \"stauts\" for \"tidemark cluster\"\nSee \"tidemark cluster --help\".\n", "cluster", "stauts")
+}
+
+// A node that cannot join, because its --peers are wrong, was said to be copying.
+func TestAddSaysWhatANodeWaitsForThatDoesNotJoin(t *testing.T) {
+	const says = "not a member of a cluster yet; it waits for --peers to name one cluster"
+	f := &fakeCluster{status: &pb.GetStatusResponse{Nodes: []*pb.Node{
+		{Id: "n4", Role: "joining", Problems: []string{says}}, {Id: "n5", Role: "follower"},
+	}}}
+	at := []string{"--server", startFakeCluster(t, f), "--timeout", "1s"}
+	run := func(stdout string, args ...string) {
+		t.Helper()
+		expect(t, exitOK, stdout, "", append(append([]string{"cluster", "add"}, args...), at...)...)
+	}
+	run("n4 is in the cluster as a non-voter, but has not joined yet. It says: "+says+". To look again: tidemark cluster status\n", "n4", "--raft-address", "10.0.0.4:7441")
+	run(`{"id":"n4","voter":false,"removed":false,"waiting_for":"`+says+`"}`+"\n", "n4", "--raft-address", "10.0.0.4:7441", "--output", "json")
+	run("n5 is in the cluster as a non-voter and copies what there is. To make it a voter, once it has caught up: tidemark cluster promote n5\n", "n5", "--raft-address", "10.0.0.5:7441")
 }

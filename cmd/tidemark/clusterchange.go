@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -44,7 +45,7 @@ the cluster's nodes; it waits to be added. Adding a node again changes nothing.`
 			err := client.change(ctx, func(ctx context.Context, cluster pb.ClusterServiceClient) error {
 				_, err := cluster.AddNode(ctx, &req)
 				if err == nil {
-					m.Voter = isVoter(ctx, cluster, req.Id)
+					m.Voter, m.Waiting = joined(ctx, cluster, req.Id)
 				}
 				return err
 			})
@@ -62,6 +63,8 @@ the cluster's nodes; it waits to be added. Adding a node again changes nothing.`
 				return client.changed(cmd, m, "%s. If it is no voter yet, to make it one, once it has caught up: tidemark cluster promote %s", m.place(), req.Id)
 			case *m.Voter:
 				return client.changed(cmd, m, "%s", m.place())
+			case m.Waiting != "":
+				return client.changed(cmd, m, "%s, but has not joined yet. It says: %s. To look again: tidemark cluster status", m.place(), m.Waiting)
 			}
 			return client.changed(cmd, m, "%s and copies what there is. To make it a voter, once it has caught up: tidemark cluster promote %s", m.place(), req.Id)
 		},
@@ -192,6 +195,8 @@ type member struct {
 	// Voter is nil if it is not known.
 	Voter   *bool `json:"voter"`
 	Removed bool  `json:"removed"`
+	// Waiting is what a node that was added and has not joined yet says that is in its way.
+	Waiting string `json:"waiting_for,omitempty"`
 }
 
 // place says how a node that was added is in the cluster.
@@ -205,30 +210,52 @@ func (m member) place() string {
 	return m.ID + " is in the cluster as a non-voter"
 }
 
-// memberTimeout bounds how long isVoter waits; a node takes a second at most to ask others.
-const memberTimeout = 5 * time.Second
+const (
+	// memberTimeout bounds how long joined waits. A node that can join does so in less; one
+	// that answers takes a second at most to ask others.
+	memberTimeout = 5 * time.Second
+	memberEvery   = 200 * time.Millisecond
+)
 
-// isVoter says whether a node is a voter; nil = that is not known. A node that is added
-// again, or comes back with an empty directory, can be one, and the answer does not say so.
-func isVoter(ctx context.Context, cluster pb.ClusterServiceClient, id string) *bool {
+// joined waits until a node that was added knows that it is in the cluster, and says whether it
+// is a voter, nil = that is not known: a node that is added again, or comes back with an empty
+// directory, can be one, and the answer does not say so. waiting is what the node says that is
+// in its way, if it has not joined in time.
+func joined(ctx context.Context, cluster pb.ClusterServiceClient, id string) (voter *bool, waiting string) {
 	ctx, cancel := context.WithTimeout(ctx, memberTimeout)
 	defer cancel()
-	st, err := cluster.GetStatus(ctx, &pb.GetStatusRequest{})
-	if err != nil {
-		return nil // the node was added all the same
+	for {
+		st, err := cluster.GetStatus(ctx, &pb.GetStatusRequest{})
+		if err != nil {
+			return voter, waiting // the node was added all the same
+		}
+		if voter, waiting = memberOf(st, id); waiting == "" {
+			return voter, ""
+		}
+		select {
+		case <-time.After(memberEvery):
+		case <-ctx.Done():
+			return voter, waiting
+		}
 	}
-	var voter *bool
+}
+
+// memberOf is what a status says of a node.
+func memberOf(st *pb.GetStatusResponse, id string) (voter *bool, waiting string) {
 	for _, n := range st.GetNodes() {
 		if n.GetId() != id {
 			continue
 		}
+		if n.GetRole() == "joining" {
+			waiting = strings.Join(n.GetProblems(), "; ")
+		}
 		if voter != nil && *voter != n.GetVoter() {
-			return nil // its former self is still there
+			return nil, waiting // its former self is still there
 		}
 		v := n.GetVoter()
 		voter = &v
 	}
-	return voter
+	return voter, waiting
 }
 
 // changed reports a change that is done.
@@ -260,11 +287,7 @@ func changeError(err error) error {
 		}
 		return failure
 	}
-	switch s := status.Convert(err); {
-	case s.Code() == codes.Aborted:
-		// The leader has given up and changed nothing.
-		return &exitError{code: exitFailure, err: &transportError{s.Message(), err}}
-	case s.Code() == codes.Unimplemented:
+	if status.Code(err) == codes.Unimplemented {
 		return &exitError{code: exitFailure, err: plainError(err)}
 	}
 	return unknown

@@ -22,7 +22,7 @@ func TestMembersOfARunningClusterChange(t *testing.T) {
 		t.Errorf("/readyz of a node that waits: %d %s", code, body)
 	}
 	code, stdout, stderr := runCommand(t, "cluster", "add", "n4", "--raft-address", freeAddress(t), "--server", d.Server)
-	if code != exitFailure || stdout != "" || !strings.HasPrefix(stderr, "tidemark: 2016 InvalidRequest: raft_address expected node n4 at ") {
+	if code != exitFailure || stdout != "" || !strings.HasPrefix(stderr, "tidemark: 2016 InvalidRequest: raft_address: expected node n4 at ") {
 		t.Errorf("add of a node that is not there: exit %d, %q, %q", code, stdout, stderr)
 	}
 	expect(t, exitOK, "n4 is a voter\n", "n4 is in the cluster as a non-voter; waiting until it has caught up\n",
@@ -35,7 +35,7 @@ func TestMembersOfARunningClusterChange(t *testing.T) {
 	expect(t, exitOK, "leader: n4 at "+n4.address+"\n", "", "cluster", "transfer", "n4", "--server", d.Server)
 	append1(t, d.Server, "2")
 	code, stdout, stderr = runCommand(t, "cluster", "promote", "n9", "--server", d.Server)
-	if code != exitFailure || stdout != "" || !strings.HasPrefix(stderr, `tidemark: 2016 InvalidRequest: id expected a node of this cluster, found "n9"`) {
+	if code != exitFailure || stdout != "" || !strings.HasPrefix(stderr, `tidemark: 2016 InvalidRequest: id: expected a node of this cluster, found "n9"`) {
 		t.Errorf("promote of a node that does not exist: exit %d, %q, %q", code, stdout, stderr)
 	}
 
