@@ -198,7 +198,8 @@ func (b *blockFile) tableSpans() (spans []span, err error) {
 		return nil, errors.Join(b.failed(footerAt, err), r.Close())
 	}
 	add := func(kind string, h block.Handle) {
-		if h.Length > 0 {
+		// A table of range deletions alone has an index without a byte, and its trailer.
+		if h.Length > 0 || h.Offset > 0 {
 			spans = append(spans, span{kind, h.Offset, h.Length})
 		}
 	}

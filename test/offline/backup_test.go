@@ -13,13 +13,13 @@ import (
 	"github.com/tidemark-db/tidemark/internal/inspect"
 )
 
-// history is a history of a node that was stopped, and what a backup says of it.
-type history struct {
+// stoppedHistory is the history of a node that was stopped, and what a backup says of it.
+type stoppedHistory struct {
 	dir      string
 	manifest archive.Manifest
 }
 
-func historyOf(t *testing.T, dir string) history {
+func historyOf(t *testing.T, dir string) stoppedHistory {
 	t.Helper()
 	d, err := inspect.Open(dir)
 	if err != nil {
@@ -30,14 +30,14 @@ func historyOf(t *testing.T, dir string) history {
 		t.Fatal(err)
 	}
 	at := time.Unix(0, r.Applied.CommittedAt).UTC()
-	return history{d.History, archive.Manifest{
+	return stoppedHistory{d.History, archive.Manifest{
 		ID: strings.Repeat("ab", 16), CreatedAt: at, ClusterID: d.Identity.ClusterID, Timeline: d.Identity.Timeline, NodeID: d.Identity.NodeID,
 		AppliedIndex: r.Applied.Index, AppliedTerm: r.Applied.Term, LastPosition: r.Applied.Position, CommittedAt: &at,
 	}}
 }
 
 // backup makes a backup of the files as they are.
-func (h history) backup(t *testing.T) []byte {
+func (h stoppedHistory) backup(t *testing.T) []byte {
 	t.Helper()
 	m := &h.manifest
 	entries, err := os.ReadDir(h.dir)
