@@ -9,6 +9,8 @@ import (
 	"time"
 
 	"github.com/spf13/cobra"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/keepalive"
 	"google.golang.org/protobuf/types/known/durationpb"
 
 	"github.com/tidemark-db/tidemark/api"
@@ -144,7 +146,8 @@ func (f *tailFlags) run(cmd *cobra.Command) error {
 	}
 	ctx, cancel := f.client.context(cmd.Context())
 	defer cancel()
-	conn, err := f.client.connect()
+	// A node that hangs, or a machine that is gone, says nothing; else nothing would be noticed.
+	conn, err := f.client.connect(grpc.WithKeepaliveParams(keepalive.ClientParameters{Time: 10 * time.Second, Timeout: 10 * time.Second}))
 	if err != nil {
 		return err
 	}
