@@ -136,3 +136,77 @@ func TestCompactLeavesNothingOfADeletedPayload(t *testing.T) {
 		t.Fatal(err)
 	}
 }
+
+// On three nodes, the leader first: no node's directory holds anything of what was deleted, all
+// three say the same of it, and so they do after they were all killed.
+func TestCompactOnThreeNodes(t *testing.T) {
+	c := newCluster(t, 3)
+	c.start("n1", "n2", "n3")
+	var gone [][]byte
+	leader := c.leader()
+	for i := range uint64(8) {
+		hidden := secret(t)
+		gone = append(gone, hidden)
+		appendSecret(t, leader.Shard, "a", fmt.Sprint(i%2), i+1, hidden, int(i)*100)
+	}
+	c.converged()
+	for _, n := range c.nodes {
+		if len(filesWith(t, filepath.Join(n.opts.Dir, "tail"), gone)) == 0 {
+			t.Fatal("before, a log holds nothing: the test looks in the wrong way")
+		}
+		if err := n.snapshot(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if _, err := leader.Delete(context.Background(), &pb.DeleteRequest{Deletes: []*pb.AggregateDelete{
+		{Aggregate: key("0"), AllowRecreate: true}, {Aggregate: key("1"), AllowRecreate: true, ForgetWriters: true},
+	}}); err != nil {
+		t.Fatal(err)
+	}
+	c.converged()
+	for _, id := range append([]string{leader.id()}, c.followers()...) {
+		if resp := mustCompact(t, c.nodes[id].Shard); len(resp.GetIncomplete()) > 0 || resp.GetNodeId() != id {
+			t.Errorf("%s answered %v, want nothing left", id, resp)
+		}
+		c.converged()
+	}
+	check := func(when string) {
+		t.Helper()
+		c.converged()
+		var first string
+		for id, n := range c.nodes {
+			if found := filesWith(t, n.opts.Dir, gone); len(found) > 0 {
+				t.Errorf("%s, %s: deleted, and found: %q", when, id, found)
+			}
+			v := n.currentView()
+			state, err := dumpView(v)
+			v.Release()
+			if err != nil {
+				t.Fatal(err)
+			}
+			if first == "" {
+				first = state
+			}
+			if state != first {
+				t.Errorf("%s: nodes hold\n%s\nand\n%s", when, first, state)
+			}
+		}
+		s := c.leader().Shard
+		wantFailure(t, s, appendOf("a", "0", seqs(7)), &pb.AppendFailure{
+			Code: 2002, Aggregate: key("0"), CurrentVersion: 5, AttemptedSeq: 7, Mark: 9,
+			Holder: &pb.Holder{Version: 4, Incarnation: 1, Position: 7, ClientSeq: 7, EventId: "e7", FirstClientSeq: 7, LastClientSeq: 7, EventCount: 1, Trimmed: true},
+		})
+		wantFailure(t, s, appendOf("a", "1", seqs(1)), &pb.AppendFailure{
+			Code: 2002, Aggregate: key("1"), CurrentVersion: 5, AttemptedSeq: 1, Mark: 1,
+			Holder: &pb.Holder{Version: 5, Incarnation: 2, Position: 12, ClientSeq: 1, EventId: "a-1", FirstClientSeq: 1, LastClientSeq: 1, EventCount: 1},
+		})
+	}
+	c.write("0", 9)
+	c.write("1", 1) // again: its writers were forgotten
+	check("running")
+	c.kill("n1", "n2", "n3")
+	c.start("n1", "n2", "n3")
+	check("after all were killed")
+}
+
+func (n *clusterNode) id() string { return n.identity().NodeID }
