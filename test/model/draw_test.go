@@ -48,6 +48,8 @@ func (d *drawer) next() *rapid.Generator[op] {
 			return d.read(t)
 		case d.w.holding && n < 94:
 			return d.append(t)
+		case d.restarts > 0 && !d.w.holding && below(t, 2*d.restarts) == 0:
+			return op{verb: "compact"}
 		case d.restarts > 0 && below(t, d.restarts) == 0:
 			return op{verb: pick(t, "restart", "crash", "rebuild"), args: some(pick(t, "", "cache=0", "cache=1", "cache=2"))}
 		case d.w.holding && len(d.w.calls) > 1 && !d.w.waits() && chance(t, 40):

@@ -191,6 +191,15 @@ func (n *node) Standing(ctx context.Context) error {
 	}
 }
 
+// Compact reclaims space, and has a snapshot taken and the log in front of it dropped.
+func (n *node) Compact(ctx context.Context) error {
+	resp, err := n.shard.Compact(ctx)
+	if err == nil && len(resp.GetIncomplete()) > 0 {
+		err = fmt.Errorf("compacted, but %q", resp.GetIncomplete())
+	}
+	return err
+}
+
 func (n *node) Restart(how string, cache int) error {
 	if err := n.close(how == "crash"); err != nil {
 		return err

@@ -24,6 +24,7 @@ import (
 //	hold | release                      what is admitted stays in flight in between
 //	lose                                releases, but the oldest in flight is in no log
 //	restart | crash | rebuild [cache=N] the last: the history directory is removed in between
+//	compact                             space is reclaimed, the log dropped behind a snapshot
 //	trim AGGREGATE V [expect=V]         this and the next one not while anything is held
 //	delete DELETE [+ DELETE]...
 //	    DELETE = AGGREGATE [expect=V] [recreatable] [restart] [forget]

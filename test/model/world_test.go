@@ -32,6 +32,8 @@ type driven interface {
 	Lose()
 	// Standing returns when the first entry stands before raft.
 	Standing(ctx context.Context) error
+	// Compact drops what is not needed any more, at rest.
+	Compact(ctx context.Context) error
 	// Restart ends the server and opens its directory again; cache is the entries that its
 	// caches may hold, -1 for the default. How: restart, crash or rebuild.
 	Restart(how string, cache int) error
@@ -100,6 +102,14 @@ func (w *world) run(o op) (string, error) {
 		return w.lose()
 	case "restart", "crash", "rebuild":
 		return w.restart(ctx, o)
+	case "compact":
+		if w.holding {
+			return "", errHeld
+		}
+		if w.srv == nil {
+			return "compacted", nil
+		}
+		return "compacted", w.srv.Compact(ctx)
 	case "trim":
 		return w.trim(ctx, o)
 	case "delete":
