@@ -174,7 +174,7 @@ func (p *boltFile) read() (values map[string]boltValue, transaction uint64) {
 	p.tree(root, "the root", buckets)
 	values = map[string]boltValue{}
 	if _, ok := buckets[stableBucket]; !ok {
-		p.fail(-1, "expected a bucket named %s, found none", stableBucket)
+		p.fail(int64(root*p.size), "expected a bucket named %s, found none", stableBucket)
 	}
 	for _, name := range slices.Sorted(maps.Keys(buckets)) {
 		if !buckets[name].bucket {
@@ -217,7 +217,7 @@ func (p *boltFile) page(id uint64, use string, kinds uint16) ([]byte, int64) {
 		return nil, 0
 	}
 	if id < 2 || id >= p.pages {
-		p.fail(-1, "expected a page from 2 to %d for %s, found %d", p.pages-1, use, id)
+		p.fail(0, "expected a page from 2 to %d for %s, found %d", p.pages-1, use, id)
 		return nil, 0
 	}
 	at := id * p.size
