@@ -31,7 +31,7 @@ The three together say how much of what the machine can do the node makes use of
 		Args: cobra.NoArgs, // with RunE, so that a word that is no command is an error
 		RunE: func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
 	}
-	cmd.AddCommand(newBenchAppendCommand(), newBenchEchoCommand(), newBenchFsyncCommand(), newEchoServerCommand())
+	cmd.AddCommand(newBenchAppendCommand(), newBenchSubscribeCommand(), newBenchEchoCommand(), newBenchFsyncCommand(), newEchoServerCommand())
 	return cmd
 }
 
