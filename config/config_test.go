@@ -5,6 +5,7 @@ import (
 	"os"
 	"path/filepath"
 	"reflect"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -344,6 +345,26 @@ func TestListeningToOthersIsWarnedAbout(t *testing.T) {
 	}
 	if got := c.Warnings(); problems != "" || !reflect.DeepEqual(got, want) {
 		t.Errorf("problems %q, warnings %q, want %q", problems, got, want)
+	}
+}
+
+// A node that is to be added names some members, not the voters: their number says nothing.
+func TestOnlyTheVotersToBeAreCounted(t *testing.T) {
+	const even = "peers names 2 nodes: an even number survives no more failures than 1 would"
+	for node, want := range map[string][]string{"n2": {even}, "n4": nil} {
+		c, problems := load(t, []string{"--node-id=" + node, "--peers=n1=127.0.0.1:1,n2=127.0.0.1:7441"}, nil, "")
+		if got := c.Warnings(); problems != "" || !reflect.DeepEqual(got, want) {
+			t.Errorf("%s: problems %q, warnings %q, want %q", node, problems, got, want)
+		}
+	}
+}
+
+// Other nodes sent clients to the loopback address that every node had by default.
+func TestLoopbackForClientsOfAClusterIsWarnedAbout(t *testing.T) {
+	const warning = "advertise is 127.0.0.1:7440 (from listen), where clients on other machines cannot reach this node, but raft-advertise is 10.0.0.1:7441: other nodes send clients there; set advertise to the address that they reach this node at"
+	c, problems := load(t, []string{"--raft-listen=10.0.0.1:7441", "--peers=n1=10.0.0.1:7441"}, nil, "")
+	if got := c.Warnings(); problems != "" || !slices.Contains(got, warning) {
+		t.Errorf("problems %q, warnings %q, want %q among them", problems, got, warning)
 	}
 }
 

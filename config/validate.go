@@ -218,13 +218,19 @@ func (c *Config) Warnings() []string {
 				l.key, l.address, c.Source(l.key), l.exposes))
 		}
 	}
-	if n := len(c.Peers); n > 0 && n%2 == 0 {
+	// A list without this node is of members to ask, not of the voters to be.
+	if n := len(c.Peers); n%2 == 0 && slices.ContainsFunc(c.Peers, func(p Peer) bool { return p.ID == c.NodeID }) {
 		warnings = append(warnings, fmt.Sprintf("peers names %d nodes: an even number survives no more failures than %d would", n, n-1))
 	}
 	if len(c.Peers) > 1 && loopback(c.RaftListen) && !loopback(c.RaftAdvertise) {
 		warnings = append(warnings, fmt.Sprintf(
 			"raft-listen is %s (%s), where other machines cannot reach it, but raft-advertise is %s: set raft-listen, for example to 0.0.0.0:7441",
 			c.RaftListen, c.Source("raft-listen"), c.RaftAdvertise))
+	}
+	if len(c.Peers) > 0 && loopback(c.Advertise) && !loopback(c.RaftAdvertise) {
+		warnings = append(warnings, fmt.Sprintf(
+			"advertise is %s (%s), where clients on other machines cannot reach this node, but raft-advertise is %s: other nodes send clients there; set advertise to the address that they reach this node at",
+			c.Advertise, c.Source("advertise"), c.RaftAdvertise))
 	}
 	if unspecified(c.Advertise) {
 		warnings = append(warnings, fmt.Sprintf(

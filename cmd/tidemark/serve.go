@@ -7,6 +7,7 @@ import (
 	"io/fs"
 	"net"
 	"runtime/debug"
+	"slices"
 	"sync"
 	"syscall"
 	"time"
@@ -259,16 +260,21 @@ func damaged(err error) bool {
 		errors.As(err, &answer) && answer.Corrupt
 }
 
-// reportReady logs when the node is ready for the first time: as the leader, or following
-// one.
+// readyEvery is how often a node that is not ready looks whether it is.
+const readyEvery = 100 * time.Millisecond
+
+// reportReady logs when the node is ready for the first time, as /readyz says it.
 func (n *node) reportReady(ctx context.Context, began time.Time) {
+	ticker := time.NewTicker(readyEvery)
+	defer ticker.Stop()
 	for {
-		ready, changed := n.shard.Leading()
-		if s := n.shard.Status(); ready || s.LeaderID != "" && s.LeaderID != s.NodeID {
+		_, changed := n.shard.Leading()
+		if !slices.ContainsFunc(n.shard.Checks(), func(c replication.Check) bool { return c.Err != nil && !c.Tolerated }) {
 			break
 		}
 		select {
 		case <-changed:
+		case <-ticker.C:
 		case <-ctx.Done():
 			return
 		}
