@@ -8,6 +8,7 @@ import (
 	"strings"
 	"sync"
 
+	"go.uber.org/zap"
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/proto"
 
@@ -40,6 +41,7 @@ func (s *Shard) ClusterStatus(ctx context.Context) (*pb.GetStatusResponse, error
 		wg.Go(func() { out.Nodes[i] = s.nodeStatus(ctx, m) })
 	}
 	wg.Wait()
+	noteShared(out.Nodes)
 	sort.SliceStable(out.Nodes, func(i, j int) bool { return out.Nodes[i].GetId() < out.Nodes[j].GetId() })
 	return out, nil
 }
@@ -49,7 +51,9 @@ func (s *Shard) nodeStatus(ctx context.Context, m server) *pb.Node {
 	_, generation, _ := strings.Cut(string(m.ID), "#")
 	n := &pb.Node{Id: m.nodeID, Generation: generation, RaftAddress: m.raftAddress, Voter: m.Suffrage == raft.Voter}
 	if m.ID == s.identity().serverID() {
-		n.RaftAddress = s.opts.RaftAddress
+		if n.RaftAddress = s.opts.RaftAddress; s.net == nil {
+			n.RaftAddress = "" // it has no such port
+		}
 		fillNode(n, s.nodeStatusNow(), s.identity().ClusterID)
 		return n
 	}
@@ -63,6 +67,33 @@ func (s *Shard) nodeStatus(ctx context.Context, m server) *pb.Node {
 	}
 	fillNode(n, resp, s.identity().ClusterID)
 	return n
+}
+
+// noteShared adds to the problems of nodes that say that clients reach them at one address:
+// whoever is sent to one of them may come to another.
+func noteShared(nodes []*pb.Node) {
+	for _, n := range nodes {
+		for _, other := range nodes {
+			if n.GetId() != other.GetId() && n.GetClientAddress() != "" && n.GetClientAddress() == other.GetClientAddress() {
+				n.Healthy = false
+				n.Problems = append(n.Problems, sharedAddress(n.GetClientAddress(), other.GetId()))
+			}
+		}
+	}
+}
+
+// sharedAddress is what is wrong with a node whose client address another one has, too.
+func sharedAddress(address, other string) string {
+	return fmt.Sprintf("it says that clients reach it at %s, and so does %s: give each node an --advertise of its own", address, other)
+}
+
+// warnShared warns of other members that say that clients reach them where they reach this one.
+func (s *Shard) warnShared(g *raftGroup, log *zap.Logger) {
+	for _, m := range s.clusterPeers(g) {
+		if n, _, ok := s.net.Known(m.ID); ok && m.nodeID != s.opts.NodeID && n.ClientAddress == s.opts.AdvertiseAddress && n.ClientAddress != "" {
+			log.Warn("this node shares its client address: " + sharedAddress(n.ClientAddress, m.nodeID))
+		}
+	}
 }
 
 func fillNode(n *pb.Node, st *peerpb.GetNodeStatusResponse, cluster string) {

@@ -121,8 +121,12 @@ func (s *Shard) admitMember(ctx context.Context, req *peerpb.JoinRequest) error 
 			req.GetNodeId(), req.GetGeneration(), s.identity().ClusterID, same[len(same)-1].ID)
 	}
 	if len(same) == 0 { // an empty node asks again
-		return status.Errorf(codes.NotFound, "%s (generation %s) is not a member of cluster %s; on any node run: tidemark cluster add %s --raft-address %s",
-			req.GetNodeId(), req.GetGeneration(), s.identity().ClusterID, req.GetNodeId(), req.GetRaftAddress())
+		first := ""
+		if req.GetMember() {
+			first = "to have it back, empty its data directory, start it again, and then "
+		}
+		return status.Errorf(codes.NotFound, "%s (generation %s) is not a member of cluster %s; %son any node run: tidemark cluster add %s --raft-address %s",
+			req.GetNodeId(), req.GetGeneration(), s.identity().ClusterID, first, req.GetNodeId(), req.GetRaftAddress())
 	}
 	for _, m := range same {
 		if s.answers(ctx, m) {

@@ -67,13 +67,14 @@ func (s *Shard) helloNow() *peerpb.HelloResponse {
 }
 
 // clientAddress is where clients reach a node, as it said itself in its newest handshake
-// with this one; "" = unknown.
+// with this one; "" = unknown. One that says this node's own address does not know better: a
+// client that went there would come back to here.
 func (s *Shard) clientAddress(id raft.ServerID) string {
 	if id == s.identity().serverID() {
 		return s.opts.AdvertiseAddress
 	}
 	if s.net != nil {
-		if n, _, ok := s.net.Known(id); ok {
+		if n, _, ok := s.net.Known(id); ok && n.ClientAddress != s.opts.AdvertiseAddress {
 			return n.ClientAddress
 		}
 	}

@@ -52,6 +52,8 @@ func (s *Shard) statusAs(read func(uint64, *raft.Log) error) Status {
 	}
 	s.mu.Unlock()
 	st.AppliedIndex, st.LastPosition = s.appliedThrough(a.Index, st.CommitIndex, read), a.Position
+	// What is applied is committed, also before raft has heard that it is, after a restart.
+	st.CommitIndex = max(st.CommitIndex, st.AppliedIndex)
 	return st
 }
 

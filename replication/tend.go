@@ -43,6 +43,7 @@ func (s *Shard) tendMembers() {
 		}
 		g := s.raftGroup()
 		s.noteCommit(ctx, g)
+		s.warnShared(g, log)
 		if g.raft.State() == raft.Leader {
 			alone = time.Time{}
 			s.tendAsLeader(ctx, g, log)

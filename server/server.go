@@ -152,7 +152,9 @@ func (s *Server) Drain(ctx context.Context) error {
 // connection and listener. It may be called again.
 func (s *Server) Stop(ctx context.Context) {
 	if err := s.Drain(ctx); err != nil {
-		s.opts.Logger.Warn("calls were still at work when the server stopped; their clients cannot know the outcome", zap.Error(err))
+		if n := s.chain.calls.Load(); n > 0 {
+			s.opts.Logger.Warn("calls were still at work when the server stopped; their clients cannot know the outcome", zap.Int64("calls", n), zap.Error(err))
+		}
 		s.grpc.Stop()
 		<-s.drained
 	}

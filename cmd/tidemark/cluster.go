@@ -99,7 +99,7 @@ func printStatus(cmd *cobra.Command, st *pb.GetStatusResponse) error {
 		if n.AppliedIndex != nil {
 			applied, lag = fmt.Sprint(n.GetAppliedIndex()), fmt.Sprint(newest-n.GetAppliedIndex())
 		}
-		if err := t.row(n.GetId(), n.GetRole(), yes(n.GetVoter()), n.GetRaftAddress(), dash(n.GetClientAddress()),
+		if err := t.row(n.GetId(), n.GetRole(), yes(n.GetVoter()), dash(n.GetRaftAddress()), dash(n.GetClientAddress()),
 			applied, lag, yes(n.GetHealthy()), strings.Join(n.GetProblems(), "; ")); err != nil {
 			return err
 		}

@@ -44,6 +44,9 @@ func TestMembersOfARunningClusterChange(t *testing.T) {
 	if code := n4.wait(t); code != exitRemoved {
 		t.Errorf("the removed node ended with %d, want %d:\n%s", code, exitRemoved, n4.log)
 	}
+	if text := fmt.Sprint(n4.log); strings.Contains(text, "calls were still at work") || !strings.Contains(text, "empty its data directory, start it again, and then on any node run: tidemark cluster add n4") {
+		t.Errorf("the removed node, which no client called, logged:\n%s", text)
+	}
 	d.status(t, "three healthy nodes", well(3))
 	append1(t, d.Server, "3")
 }
