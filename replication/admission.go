@@ -221,7 +221,7 @@ func (s *Shard) room(t *tenure, p *pending) error {
 	}
 	if free := s.disk.low(); free >= 0 && p.change == "" {
 		return api.Errorf(pb.ErrorCode_ERROR_CODE_INSUFFICIENT_DISK_SPACE,
-			"%d bytes are free in the data directory and %d are kept in reserve: nothing was written; free space on the server, reads go on", free, s.opts.MinFreeDiskBytes)
+			"%d bytes are free in the data directory and %d are kept in reserve: nothing was written; free space on the server; reads, trims and deletes go on", free, s.opts.MinFreeDiskBytes)
 	}
 	return nil
 }

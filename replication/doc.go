@@ -2,7 +2,8 @@
 // with its log, its history and its marks.
 //
 // It owns admission (admission.go), what is in flight (overlay.go, tenure.go), the checks
-// (decide.go), Apply (processor.go, publish.go), the raft node (group.go, leadership.go,
+// (decide.go), Apply (processor.go, applyappend.go, rows.go, publish.go), trims and deletes
+// (change.go, trim.go, delete.go), reclaiming their space on demand (reclaim.go), the raft node (group.go, leadership.go,
 // lifecycle.go), its log and its snapshots (logstore.go, compact.go, snapshot.go, sink.go,
 // transfer.go, restore.go), backups and what is made from them (backup.go, readindex.go,
 // frombackup.go; see DESIGN.md), how a node comes into a
@@ -21,6 +22,8 @@
 //     Shard.mu against the overlay and one published view, and looks details up in that view.
 //   - publish makes a step's view, heads and marks visible and takes its requests out of the
 //     overlay at one moment, and only then are callers answered.
+//   - Trims and deletes are judged by the processor alone. A write to an aggregate with a delete
+//     in flight is not judged before that is over.
 //   - What is in flight belongs to a tenure and dies with its term. Entries carry the term
 //     they were admitted in, and Apply refuses them in any other.
 //   - An empty directory never votes. A directory has a generation, which is part of its

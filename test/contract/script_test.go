@@ -24,6 +24,9 @@ import (
 //	    one line a write: AGGREGATE [seq=N,N..] [id=ID] [type=T] [payload=BYTES] [expect=V] [create] [enforce] [prev=N]
 //	    (type=- and agg - are empty; async goes on, and tells when the call is in flight)
 //	await NAME          the answer of an async append
+//	trim AGGREGATE keep=V [expect=V] [timeline=T]
+//	delete [timeline=T] [async=NAME]
+//	    one line an aggregate: AGGREGATE [expect=V] [recreate] [restart] [forget]
 //	hold | release      what is admitted stays in flight in between
 //	stop-shard          the shard ends under the server, as at the end of a shutdown
 //	read AGGREGATE [from=V] [to=V] [limit=N] [backward] [direction=N] [consistency=N] [min-position=N] [timeline=T] [seq-from=N] [seq-to=N]
@@ -78,6 +81,10 @@ func (s *script) run(t *testing.T, d *datadriven.TestData) string {
 		return s.append(t, ctx, a, d.Input)
 	case "read":
 		return s.read(ctx, a)
+	case "trim":
+		return s.trim(ctx, a)
+	case "delete":
+		return s.delete(t, ctx, a, d.Input)
 	}
 	return s.point(t, ctx, d.Cmd, a)
 }
@@ -96,18 +103,7 @@ func (s *script) append(t *testing.T, ctx context.Context, a arguments, input st
 		resp, err := s.node.client.Append(ctx, req)
 		return s.answer(resp, err)
 	}
-	name := a.value("async")
-	if name == "" {
-		return call(ctx)
-	}
-	before := s.node.shard.Status().InFlightRequests
-	done := make(chan string, 1)
-	s.async[name] = done
-	go func() { // ends with the call, at the latest when the script's node stops
-		done <- call(context.Background())
-	}()
-	s.node.await(t, "the call is in flight", func() bool { return s.node.shard.Status().InFlightRequests > before })
-	return "in flight"
+	return s.maybeAsync(t, ctx, a.value("async"), call)
 }
 
 // write reads one write of an append.
