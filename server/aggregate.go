@@ -3,7 +3,6 @@ package server
 import (
 	"context"
 
-	"github.com/tidemark-db/tidemark/api"
 	pb "github.com/tidemark-db/tidemark/api/tidemark/v1"
 	"github.com/tidemark-db/tidemark/wal/history"
 	"github.com/tidemark-db/tidemark/wal/record"
@@ -26,7 +25,7 @@ func (s *eventStore) GetAggregate(ctx context.Context, req *pb.GetAggregateReque
 		return nil, err
 	}
 	if !found {
-		return nil, api.Errorf(pb.ErrorCode_ERROR_CODE_AGGREGATE_DETAILS_NOT_FOUND, "%s has never been written", key)
+		return nil, neverWritten(pb.ErrorCode_ERROR_CODE_AGGREGATE_DETAILS_NOT_FOUND, key, req.GetConsistency(), v)
 	}
 	return describe(key, &head, v.Applied().Timeline), nil
 }

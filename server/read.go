@@ -38,6 +38,15 @@ func readOptions(r freshness, unspecified pb.Consistency) replication.ReadOption
 	return replication.ReadOptions{Consistency: c, MinPosition: r.GetMinPosition(), Timeline: r.GetTimeline()}
 }
 
+// neverWritten is the answer about an aggregate that v does not have. What another node has of it
+// may not have come to one that answers with what it has.
+func neverWritten(code pb.ErrorCode, key record.Key, c pb.Consistency, v *history.View) *api.Error {
+	if c == pb.Consistency_CONSISTENCY_ANY {
+		return api.Errorf(code, "%s has not been written as far as this node has applied, position %d", key, v.Applied().Position)
+	}
+	return api.Errorf(code, "%s has never been written", key)
+}
+
 // Read implements pb.EventStoreServiceServer (contract 5).
 func (s *eventStore) Read(req *pb.ReadRequest, stream grpc.ServerStreamingServer[pb.ReadResponse]) error {
 	if e := checkRead(req); e != nil {
@@ -55,7 +64,7 @@ func (s *eventStore) Read(req *pb.ReadRequest, stream grpc.ServerStreamingServer
 	case err != nil:
 		return err
 	case !found:
-		return api.Errorf(pb.ErrorCode_ERROR_CODE_AGGREGATE_NOT_FOUND, "%s has never been written", key)
+		return neverWritten(pb.ErrorCode_ERROR_CODE_AGGREGATE_NOT_FOUND, key, req.GetConsistency(), v)
 	case head.Deleted:
 		return api.Errorf(pb.ErrorCode_ERROR_CODE_AGGREGATE_NOT_FOUND, "%s is deleted", key)
 	}

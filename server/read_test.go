@@ -218,6 +218,10 @@ func TestReadOfWhatIsNotThere(t *testing.T) {
 	_, _, err := readAll(testContext(t), r, &pb.ReadRequest{Aggregate: pbKey("2")})
 	wantError(t, err, api.Errorf(pb.ErrorCode_ERROR_CODE_AGGREGATE_NOT_FOUND, "acme/orders/2 has never been written"))
 
+	// What another node has may not have come to this one.
+	_, _, err = readAll(testContext(t), r, &pb.ReadRequest{Aggregate: pbKey("2"), Consistency: pb.Consistency_CONSISTENCY_ANY})
+	wantError(t, err, api.Errorf(pb.ErrorCode_ERROR_CODE_AGGREGATE_NOT_FOUND, "acme/orders/2 has not been written as far as this node has applied, position 10"))
+
 	// Trimmed: what is named below the floor is refused, what begins at the beginning begins there.
 	r.shard.changeHead(t, testKey("1"), func(h *history.Head) { h.Floor = 3 })
 	unavailable := func(v uint64) *api.Error {

@@ -92,8 +92,6 @@ outcome that leaves open whether it landed (exit code 23, which says how to find
 		// The flags exist: this cannot fail.
 		_ = cmd.MarkFlagRequired(name)
 	}
-	cmd.MarkFlagsOneRequired("data", "file")
-	cmd.MarkFlagsMutuallyExclusive("data", "file")
 	return cmd
 }
 
@@ -103,7 +101,11 @@ func (f *appendFlags) request(cmd *cobra.Command, aggregate string) (*pb.AppendR
 	if err != nil {
 		return nil, err
 	}
-	switch {
+	switch data, file := cmd.Flags().Changed("data"), cmd.Flags().Changed("file"); {
+	case !data && !file:
+		return nil, usageError("expected the payload, as --data JSON or --file FILE, found neither")
+	case data && file:
+		return nil, usageError("expected the payload once, as --data JSON or --file FILE, found both")
 	case f.seq == 0:
 		return nil, usageError("--seq: expected a number from 1, found 0")
 	case f.confirm && f.eventID == "":

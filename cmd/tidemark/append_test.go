@@ -150,8 +150,8 @@ func TestAppendMistakesAreFoundBeforeAnythingIsSent(t *testing.T) {
 		args []string
 		want string
 	}{
-		{base, "at least one of the flags in the group [data file] is required"},
-		{append(base, "--data", "{}", "--file", "x"), "if any flags in the group [data file] are set none of the others can be; [data file] were all set"},
+		{base, "expected the payload, as --data JSON or --file FILE, found neither"},
+		{append(base, "--data", "{}", "--file", "x"), "expected the payload once, as --data JSON or --file FILE, found both"},
 		{append(base, "--data", "{total: 12}"), `--data: expected JSON, found "{total: 12}" (invalid character 't' looking for beginning of object key string); to send bytes of any kind use --file`},
 		{append(base, "--data", ""), `--data: expected JSON, found "" (unexpected end of JSON input); to send bytes of any kind use --file`},
 		{append(base, "--file", "/does/not/exist"), "--file: open /does/not/exist: no such file or directory"},

@@ -89,6 +89,9 @@ func (f *devFlags) run(cmd *cobra.Command, more []string) error {
 	if f.nodes != 1 && f.nodes != 3 && f.nodes != 5 {
 		return usageError("--nodes: expected 1, 3 or 5, found %d: an even number survives no more failures than one node less", f.nodes)
 	}
+	if last := f.port + 10*(f.nodes-1) + 2; f.port > 0 && last > 65535 {
+		return usageError("--port: expected at most %d, for the last of the ports that follow it is 65535, found %d", f.port-last+65535, f.port)
+	}
 	if err := checkNodeFlags(more); err != nil {
 		return err
 	}

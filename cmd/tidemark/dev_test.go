@@ -227,6 +227,7 @@ func TestDevKeepsADirectoryAndRestartsItsNodes(t *testing.T) {
 
 func TestDevThatDoesNotStart(t *testing.T) {
 	const see = "See \"tidemark dev --help\".\n"
+	expect(t, exitUsage, "", "tidemark: --port: expected at most 65513, for the last of the ports that follow it is 65535, found 70000\n"+see, "dev", "--nodes", "3", "--port", "70000")
 	expect(t, exitUsage, "", "tidemark: --nodes: expected 1, 3 or 5, found 2: an even number survives no more failures than one node less\n"+see, "dev", "--nodes", "2")
 	expect(t, exitUsage, "", "tidemark: expected no arguments before --, found \"three\"\n"+see, "dev", "three")
 	chosen := func(what string) string {

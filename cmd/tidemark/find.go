@@ -73,7 +73,7 @@ func printFound(cmd *cobra.Command, resp *pb.FindEventResponse) error {
 		pairs = append(pairs,
 			"event number", e.GetEventNumber(),
 			"type", e.GetType(),
-			"event id", e.GetEventId(),
+			"event id", dash(e.GetEventId()),
 			"occurred at", formatTime(e.GetOccurredAt()),
 			"content type", e.GetContentType(),
 			"payload", formatPayload(e, len(e.GetPayload())))

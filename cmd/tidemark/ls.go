@@ -3,6 +3,7 @@ package main
 import (
 	"context"
 	"encoding/json"
+	"fmt"
 	"strings"
 	"unicode/utf8"
 
@@ -79,6 +80,9 @@ func (f *listFlags) run(cmd *cobra.Command, parts []string) error {
 		if flushErr := l.out.flush(); err == nil {
 			err = flushErr
 		}
+	}
+	if err == nil && l.printed == 0 && parts[0] != "" {
+		fmt.Fprintf(cmd.ErrOrStderr(), "nothing under %s\n", printable(strings.Join(parts, "/")))
 	}
 	return callError(err)
 }

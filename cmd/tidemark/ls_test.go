@@ -69,6 +69,9 @@ func TestListOnANode(t *testing.T) {
 	expect(t, exitOK, "imported 5, already there 0, refused 0\n", "", importClaims(node, "testdata/claims.csv")...)
 	expect(t, exitOK, "ORG\nacme\n", "", "ls", "--server", node)
 	expect(t, exitOK, "TYPE\nclaims\n", "", "ls", "acme", "--server", node)
+	for _, nobody := range []string{"nope", "acme/nope", "acme/claims/x"} { // an empty answer looked like one that got lost
+		expect(t, exitOK, "", "nothing under "+nobody+"\n", "ls", nobody, "--server", node)
+	}
 	code, stdout, _ := runCommand(t, "ls", "acme/claims", "--server", node, "--output", "json", "--limit", "1")
 	if code != exitOK || len(stdout) == 0 {
 		t.Errorf("exit %d, %s", code, stdout)

@@ -232,6 +232,14 @@ func (n *node) openShard() error {
 	return serveFaultPoints(n.shard)
 }
 
+// neverMade says whether a directory could not be made for a reason that lies in its name or in
+// the file system: no disk that gets well changes that.
+func neverMade(err error) bool {
+	var path *fs.PathError
+	return errors.As(err, &path) && path.Op == "mkdir" && (errors.Is(err, fs.ErrNotExist) || errors.Is(err, syscall.ENAMETOOLONG) ||
+		errors.Is(err, syscall.EINVAL) || errors.Is(err, syscall.EROFS) || errors.Is(err, fs.ErrExist))
+}
+
 // startError gives the error of a data directory that does not open its exit code.
 func (n *node) startError(err error) error {
 	failure := &exitError{code: exitFailure, err: fmt.Errorf("the node did not start: %w", err)}
@@ -241,7 +249,7 @@ func (n *node) startError(err error) error {
 		failure.code = exitInUse
 	case damaged(err):
 		failure.code = exitDamaged
-	case errors.Is(err, fs.ErrPermission), errors.Is(err, syscall.ENOTDIR):
+	case errors.Is(err, fs.ErrPermission), errors.Is(err, syscall.ENOTDIR), neverMade(err):
 		failure.code = exitUsage
 		failure.err = fmt.Errorf("data-dir is %s (%s): expected a directory that this user can write to: %w",
 			n.config.DataDir, n.config.Source("data-dir"), err)

@@ -390,6 +390,8 @@ func TestFailuresHaveTheirExitCodes(t *testing.T) {
 		{"start, history damaged", n.startError(wrap(record.ErrCorrupt)), exitDamaged},
 		{"start, log damaged", n.startError(wrap(&tail.DamageError{File: "x"})), exitDamaged},
 		{"start, disk error", n.startError(wrap(&os.PathError{Op: "open", Path: "x", Err: syscall.EROFS})), exitStorage},
+		{"start, a directory that cannot be made", n.startError(wrap(&os.PathError{Op: "mkdir", Path: "/proc/x", Err: syscall.ENOENT})), exitUsage},
+		{"start, a full disk", n.startError(wrap(&os.PathError{Op: "mkdir", Path: "x", Err: syscall.ENOSPC})), exitStorage},
 		{"start, no directory", n.startError(wrap(&os.PathError{Op: "mkdir", Path: "x", Err: syscall.ENOTDIR})), exitUsage},
 		{"start, not allowed", n.startError(wrap(&os.PathError{Op: "open", Path: "x", Err: syscall.EACCES})), exitUsage},
 		{"start, anything else", n.startError(errors.New("of another node")), exitFailure},
