@@ -78,21 +78,19 @@ func (v *View) StoredBatches(changes []Change, found func(i int, stored []byte) 
 	var gone []int
 	err := v.scan(lower, upperBound(nil, lower), func(it *pebble.Iterator) error {
 		key := make([]byte, 0, keySpace)
-		at := false // the iterator is on the key of last
-		var last *Change
+		at := false
+		var last *Change // the iterator is on its key
 		for _, i := range order {
 			c := &changes[i]
 			key = appendBatchKey(key[:0], c.Key, c.Incarnation, c.Version)
 			// The versions of one aggregate lie next to each other. Otherwise a step would be in
 			// vain, and Pebble goes on from one seek to the next only if nothing is in between.
-			if at && c.Key == last.Key && c.Incarnation == last.Incarnation && c.Version == last.Version+1 {
+			if last != nil && c.Key == last.Key && c.Incarnation == last.Incarnation && c.Version == last.Version+1 {
 				at = it.Next()
 			} else {
 				at = it.SeekGE(key)
 			}
-			if last = c; at && !bytes.Equal(it.Key(), key) {
-				at = it.SeekGE(key)
-			}
+			last = nil // until it is found
 			if !at || !bytes.Equal(it.Key(), key) {
 				if err := it.Error(); err != nil {
 					return err
@@ -100,6 +98,7 @@ func (v *View) StoredBatches(changes []Change, found func(i int, stored []byte) 
 				gone = append(gone, i)
 				continue
 			}
+			last = c
 			stored, err := it.ValueAndErr()
 			if err != nil {
 				return err
