@@ -54,6 +54,9 @@ func TestStatusIsTrueOfNodesThatAreAloneOrWait(t *testing.T) {
 	t.Parallel()
 	alone := openShard(t, Options{Dir: t.TempDir(), RaftAddress: "127.0.0.1:7441"})
 	st, err := alone.ClusterStatus(t.Context())
+	if stopErr := alone.Stop(within(t, 20*time.Second)); stopErr != nil {
+		t.Error(stopErr)
+	}
 	if err != nil || st.GetNodes()[0].GetRaftAddress() != "" || st.GetCommitIndex() < st.GetAppliedIndex() {
 		t.Errorf("a node without a port for others: %v, %v", st, err)
 	}
