@@ -152,3 +152,51 @@ func TestLeadershipIsNotHandedToANodeThatDoesNotAnswer(t *testing.T) {
 		t.Error("leadership moved")
 	}
 }
+
+// A node that was a few entries behind became a voter. If the leader was lost before the new
+// voter had the entries by which the others had become members, it had no vote for them
+// ("not in configuration"), and no leader was elected until the lost one was back.
+func TestNobodyIsPromotedWhoDoesNotKnowTheMembers(t *testing.T) {
+	t.Parallel()
+	c := newCluster(t, 3)
+	c.start("n1", "n2", "n3")
+	c.write("1", 1)
+	o := c.options("n4")
+	c.start("n4")
+	ctx := within(t, 30*time.Second)
+	leader := c.leader()
+	g := leader.raftGroup()
+	before := g.raft.LastIndex()
+	if err := leader.AddNode(ctx, "n4", o.RaftAddress, ""); err != nil {
+		t.Fatal(err)
+	}
+	added := g.configured.Load()
+	if added <= before {
+		t.Fatalf("n4 was added behind entry %d, and the newest change of members is said to be at %d", before, added)
+	}
+	c.until("n4 to catch up", func() bool {
+		r := c.nodes["n4"].raftGroup()
+		return r != nil && r.raft.CommitIndex() >= added
+	})
+
+	next := g.raft.LastIndex() + 1
+	g.configured.Store(next) // as if the others knew of a change that n4 has not got
+	err := leader.PromoteNode(within(t, 300*time.Millisecond), "n4")
+	wantInvalid(t, err, "id", "node n4 has not caught up and stays a non-voter: it does not know the newest members yet; ask again later")
+	c.write("1", 2)
+	if err := leader.PromoteNode(ctx, "n4"); err != nil {
+		t.Fatal(err)
+	}
+	if promoted := g.configured.Load(); promoted <= next {
+		t.Errorf("n4 became a voter behind entry %d, and the newest change of members is said to be at %d", next, promoted)
+	}
+
+	// What a leader inherits is not before what it begins with.
+	inherits := c.followers()[0]
+	if _, err := leader.TransferLeadership(ctx, inherits); err != nil {
+		t.Fatal(err)
+	}
+	c.until("the next leader to know of the members", func() bool {
+		return c.nodes[inherits].raftGroup().configured.Load() > g.configured.Load()
+	})
+}

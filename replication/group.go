@@ -60,6 +60,30 @@ type raftGroup struct {
 	done    chan struct{}                                             // closed by shutdown
 	watched chan struct{}                                             // closed when watchLeadership has ended
 	end     func() error                                              // ends the calls to other nodes
+
+	// configured is an index in the log that no change of the members lies behind, of those
+	// that this node has asked for, or has found when it began to lead. Raft does not say it.
+	configured atomic.Uint64
+}
+
+// noted waits for a change of the members, and notes where in the log it is: at the end at
+// most, if that is unknown.
+func (g *raftGroup) noted(f raft.IndexFuture) raft.IndexFuture {
+	if f.Error() == nil {
+		g.knownTo(f.Index())
+	} else {
+		g.knownTo(g.raft.LastIndex())
+	}
+	return f
+}
+
+func (g *raftGroup) knownTo(index uint64) {
+	for {
+		was := g.configured.Load()
+		if index <= was || g.configured.CompareAndSwap(was, index) {
+			return
+		}
+	}
 }
 
 // Raft's own timings. See architecture, "Pinned hazards", for what is off and why.
@@ -234,7 +258,13 @@ func newestRequests(logs raft.LogStore, index uint64) uint64 {
 	return 0
 }
 
-func (g *raftGroup) barrier() error { return g.raft.Barrier(barrierTimeout).Error() }
+func (g *raftGroup) barrier() error {
+	err := g.raft.Barrier(barrierTimeout).Error()
+	if err == nil {
+		g.knownTo(g.raft.CommitIndex())
+	}
+	return err
+}
 
 func (g *raftGroup) propose(entry []byte) func() error {
 	next := func() func() error { return g.raft.Apply(entry, enqueueTimeout).Error }

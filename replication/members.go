@@ -96,9 +96,9 @@ func (s *Shard) admitMember(ctx context.Context, req *peerpb.JoinRequest) error 
 		return status.Errorf(codes.AlreadyExists, "%s (generation %s) runs at %s already: %s uses a copy of its data directory; stop one of them, and never start a copy",
 			req.GetNodeId(), req.GetGeneration(), m.raftAddress, req.GetRaftAddress())
 	case known && m.Address != address && m.Suffrage == raft.Voter:
-		return changed(g.raft.AddVoter(id, address, 0, changeTimeout))
+		return changed(g.noted(g.raft.AddVoter(id, address, 0, changeTimeout)))
 	case known && m.Address != address:
-		return changed(g.raft.AddNonvoter(id, address, 0, changeTimeout))
+		return changed(g.noted(g.raft.AddNonvoter(id, address, 0, changeTimeout)))
 	case known && req.GetMember():
 		return nil
 	case known || req.GetMember():
@@ -136,13 +136,13 @@ func (s *Shard) admitMember(ctx context.Context, req *peerpb.JoinRequest) error 
 	if len(same) == 1 && same[0].Suffrage != raft.Voter {
 		// It never was a voter and is not to become one: two servers of a node without a vote
 		// would say that (see tendAsLeader).
-		if err := changed(g.raft.RemoveServer(same[0].ID, 0, changeTimeout)); err != nil {
+		if err := changed(g.noted(g.raft.RemoveServer(same[0].ID, 0, changeTimeout))); err != nil {
 			return err
 		}
 	}
 	s.log.Warn("a member comes back with an empty directory; it joins as a non-voter and takes its old place once it has caught up",
 		zap.String("node", req.GetNodeId()), zap.String("generation", req.GetGeneration()))
-	return changed(g.raft.AddNonvoter(id, address, 0, changeTimeout))
+	return changed(g.noted(g.raft.AddNonvoter(id, address, 0, changeTimeout)))
 }
 
 // settle returns nil once all that was in this leader's log when it was called is committed,
@@ -252,7 +252,7 @@ func (s *Shard) AddNode(ctx context.Context, id, raftAddress, clientAddress stri
 	if len(same) == 0 && h.GetState() == peerpb.State_STATE_MEMBER {
 		return unfit("raft_address", "node %s at %s was removed from this cluster: empty its data directory and start it again, then add it", id, raftAddress)
 	}
-	return s.change(g.raft.AddNonvoter(sid, peer.Address(sid, raftAddress), 0, changeTimeout))
+	return s.change(g.noted(g.raft.AddNonvoter(sid, peer.Address(sid, raftAddress), 0, changeTimeout)))
 }
 
 func (s *Shard) alone() error {
@@ -301,12 +301,9 @@ func (s *Shard) PromoteNode(ctx context.Context, id string) error {
 		default:
 			m = now // it may have moved
 		}
-		behind, err := s.lag(ctx, g, m)
-		if err == nil && behind <= caughtUp {
-			break
-		}
+		err := s.mayVote(ctx, g, m)
 		if err == nil {
-			err = fmt.Errorf("it is %d entries behind", behind)
+			break
 		}
 		if why == nil || ctx.Err() == nil {
 			why = err
@@ -319,26 +316,43 @@ func (s *Shard) PromoteNode(ctx context.Context, id string) error {
 		case <-time.After(caughtUpEvery):
 		}
 	}
-	return s.change(g.raft.AddVoter(m.ID, m.Address, 0, changeTimeout))
+	return s.change(g.noted(g.raft.AddVoter(m.ID, m.Address, 0, changeTimeout)))
 }
 
-// lag asks a node how many entries it is behind this leader's commit index. It is an error
-// if the node does not follow this leader: as a voter it would be missing at once.
-func (s *Shard) lag(ctx context.Context, g *raftGroup, m server) (uint64, error) {
+// lag asks a node how many entries it is behind this leader's commit index, and where its own
+// is. It is an error if the node does not follow this leader: as a voter it would be missing
+// at once.
+func (s *Shard) lag(ctx context.Context, g *raftGroup, m server) (behind, at uint64, err error) {
 	commit := g.raft.CommitIndex()
 	ctx, cancel := context.WithTimeout(ctx, helloTimeout)
 	defer cancel()
 	st, err := s.clientOf(m.Server).GetNodeStatus(ctx, &peerpb.GetNodeStatusRequest{})
 	if err != nil {
-		return 0, errors.New(status.Convert(err).Message())
+		return 0, 0, errors.New(status.Convert(err).Message())
 	}
 	switch {
 	case st.GetHello().GetLeaderId() != s.opts.NodeID || st.GetHello().GetTerm() != g.term():
-		return 0, errors.New("it does not follow this leader yet")
+		return 0, 0, errors.New("it does not follow this leader yet")
 	case st.GetCommitIndex() >= commit:
-		return 0, nil
+		return 0, st.GetCommitIndex(), nil
 	}
-	return commit - st.GetCommitIndex(), nil
+	return commit - st.GetCommitIndex(), st.GetCommitIndex(), nil
+}
+
+// mayVote returns nil if a non-voter can become a voter: it has caught up, and it knows all
+// members. Raft lets nobody vote for a node that is not in the voter's own list, so that, were
+// this leader lost, a voter that had not heard of the others would be of no use to them.
+func (s *Shard) mayVote(ctx context.Context, g *raftGroup, m server) error {
+	behind, at, err := s.lag(ctx, g, m)
+	switch {
+	case err != nil:
+		return err
+	case at < g.configured.Load():
+		return errors.New("it does not know the newest members yet")
+	case behind > caughtUp:
+		return fmt.Errorf("it is %d entries behind", behind)
+	}
+	return nil
 }
 
 // RemoveNode takes a node out of the cluster. A leader that is asked to remove itself hands
@@ -371,7 +385,7 @@ func (s *Shard) RemoveNode(ctx context.Context, id string) error {
 		return s.notLeader("leadership was handed over, so that this node can be removed")
 	}
 	for _, m := range named(members, id) {
-		if err := s.change(g.raft.RemoveServer(m.ID, 0, changeTimeout)); err != nil {
+		if err := s.change(g.noted(g.raft.RemoveServer(m.ID, 0, changeTimeout))); err != nil {
 			return err
 		}
 	}
@@ -402,7 +416,7 @@ func (s *Shard) TransferLeadership(ctx context.Context, to string) (string, erro
 			return to, nil
 		}
 		// Raft would try, and leave open what became of it.
-		if _, err := s.lag(ctx, g, m); err != nil {
+		if _, _, err := s.lag(ctx, g, m); err != nil {
 			return "", unfit("to_id", "node %s can not take over now (%v): this node goes on leading", to, err)
 		}
 	}

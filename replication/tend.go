@@ -132,7 +132,7 @@ func (s *Shard) tendAsLeader(ctx context.Context, g *raftGroup, log *zap.Logger)
 	members := g.members()
 	for _, m := range members {
 		if m.ID == id.serverID() && m.Address != s.address(id) && m.Suffrage == raft.Voter {
-			s.tended("this node's address", g.raft.AddVoter(m.ID, s.address(id), 0, changeTimeout))
+			s.tended("this node's address", g.noted(g.raft.AddVoter(m.ID, s.address(id), 0, changeTimeout)))
 			return
 		}
 		same := named(members, m.nodeID)
@@ -149,16 +149,16 @@ func (s *Shard) tendAsLeader(ctx context.Context, g *raftGroup, log *zap.Logger)
 		}
 		voter := slices.IndexFunc(lost, func(m server) bool { return m.Suffrage == raft.Voter })
 		if voter < 0 && next.Suffrage == raft.Voter {
-			s.tended("the removal of "+string(lost[0].ID)+", whose directory is lost", g.raft.RemoveServer(lost[0].ID, 0, changeTimeout))
+			s.tended("the removal of "+string(lost[0].ID)+", whose directory is lost", g.noted(g.raft.RemoveServer(lost[0].ID, 0, changeTimeout)))
 			continue
 		}
-		if behind, err := s.lag(ctx, g, next); err != nil || behind > caughtUp {
+		if s.mayVote(ctx, g, next) != nil {
 			continue
 		}
 		if voter >= 0 {
-			s.tended("the vote of "+string(lost[voter].ID)+", whose directory is lost", g.raft.DemoteVoter(lost[voter].ID, 0, changeTimeout))
+			s.tended("the vote of "+string(lost[voter].ID)+", whose directory is lost", g.noted(g.raft.DemoteVoter(lost[voter].ID, 0, changeTimeout)))
 		} else {
-			s.tended("the promotion of "+string(next.ID), g.raft.AddVoter(next.ID, next.Address, 0, changeTimeout))
+			s.tended("the promotion of "+string(next.ID), g.noted(g.raft.AddVoter(next.ID, next.Address, 0, changeTimeout)))
 		}
 	}
 }
