@@ -30,10 +30,14 @@ func (s *Store) Compact(ctx context.Context) (left []string, err error) {
 	if err := s.fatal.Load(); err != nil {
 		return nil, *err
 	}
-	// The newest view counts as held by the store, and may be from before the last commit.
+	// The newest view: one from before the last commit would count as held by the store. It is
+	// kept to the end, so that a store that is retired meanwhile is not closed.
 	v := s.View()
+	defer v.Release()
+	if v.unusable != nil {
+		return nil, v.unusable
+	}
 	index := v.Applied().Index
-	v.Release()
 	if held := s.awaitViews(ctx, index); held > 0 {
 		left = append(left, fmt.Sprintf("%d views of earlier states are still held, by readers, a snapshot or a backup", held))
 	}

@@ -2,6 +2,8 @@ package history
 
 import (
 	"bytes"
+	"context"
+	"errors"
 	"fmt"
 	"math/rand/v2"
 	"os"
@@ -110,5 +112,38 @@ func TestCompactLeavesNoByte(t *testing.T) {
 	}
 	if got := filesWith(t, dir, kept); len(got) < len(kept)*8/10 {
 		t.Errorf("of %d markers that were kept, %d are found", len(kept), len(got))
+	}
+}
+
+// A store that is closed, or retired and replaced, is not compacted, and does not go while it is.
+func TestCompactOfAClosedStore(t *testing.T) {
+	s, err := Open(Options{Dir: filepath.Join(t.TempDir(), "history")})
+	if err != nil {
+		t.Fatal(err)
+	}
+	commit(t, s, func(b *Batch) { b.PutHead(key("1"), &Head{Version: 1}) })
+	if err := s.Close(); err != nil {
+		t.Fatal(err)
+	}
+	if left, err := s.Compact(t.Context()); !errors.Is(err, ErrClosed) || left != nil {
+		t.Errorf("left %q, %v; want ErrClosed", left, err)
+	}
+}
+
+// Views from before keep what was dropped: Compact says so once its patience, or the caller's, is
+// over.
+func TestCompactNamesViewsThatAreHeld(t *testing.T) {
+	s := open(t, Options{})
+	commit(t, s, func(b *Batch) { putVersions(b, key("1"), 1, 1, 3, 1) })
+	old := s.View()
+	defer old.Release()
+	commit(t, s, func(b *Batch) { b.DropBatches(key("1"), 1, 1, 3) })
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	if held := s.awaitViews(ctx, s.Applied().Index); held != 1 {
+		t.Errorf("%d views held, want 1", held)
+	}
+	if _, err := s.Compact(ctx); !errors.Is(err, context.Canceled) {
+		t.Errorf("%v, want the context's error", err)
 	}
 }
