@@ -46,7 +46,7 @@ func (s *Shard) step(logs []*raft.Log) (int, error) {
 	s.proc.begin(view)
 	results := s.results[:0]
 	n := 0
-	for n < len(logs) && (n == 0 || s.proc.batch.Len() < maxStepBytes) {
+	for n < len(logs) && (n == 0 || s.proc.batch.Bytes() < maxStepBytes) {
 		l := logs[n]
 		n++
 		if l.Type != raft.LogCommand {

@@ -148,6 +148,9 @@ func (b *Batch) SetApplied(a Applied) { b.applied, b.hasApplied = a, true }
 // Len is the number of puts so far, overwritten ones included.
 func (b *Batch) Len() int { return b.size }
 
+// Bytes is how much the batch holds so far, overwritten puts included.
+func (b *Batch) Bytes() int { return len(b.buf) }
+
 // Reset empties the batch and keeps its buffers, unless they have grown out of proportion.
 func (b *Batch) Reset() {
 	if cap(b.buf) > maxRetained {
