@@ -31,6 +31,11 @@ func (s *Shard) Append(ctx context.Context, req *pb.AppendRequest) (*pb.AppendRe
 	if err != nil {
 		return nil, err
 	}
+	return s.response(req, results, confirmed), nil
+}
+
+// response is the answer to a request that landed.
+func (s *Shard) response(req *pb.AppendRequest, results []writeResult, confirmed bool) *pb.AppendResponse {
 	resp := &pb.AppendResponse{RequestId: req.GetRequestId(), Timeline: s.identity().Timeline, Results: make([]*pb.WriteResult, len(results))}
 	for i := range results {
 		r := &results[i]
@@ -44,7 +49,7 @@ func (s *Shard) Append(ctx context.Context, req *pb.AppendRequest) (*pb.AppendRe
 		}
 		resp.Results[i] = out
 	}
-	return resp, nil
+	return resp
 }
 
 // append drives one request to its end: admitted and decided, refused, or, with CONFIRM,
@@ -108,6 +113,13 @@ type refusedAt struct {
 // admit judges a request against the committed state and what is in flight, of one moment,
 // and takes it in if it passes. An error is a definite no: nothing is left behind.
 func (s *Shard) admit(ctx context.Context, p *pending) (admitted, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.judge(ctx, p)
+}
+
+// judge is admit for who holds s.mu, which is let go while something is waited for or read.
+func (s *Shard) judge(ctx context.Context, p *pending) (admitted, error) {
 	if err := ctx.Err(); err != nil {
 		return admitted{}, status.FromContextError(err).Err()
 	}
@@ -116,24 +128,22 @@ func (s *Shard) admit(ctx context.Context, p *pending) (admitted, error) {
 	if len(p.writes) > 1 {
 		states = make([]writeState, len(p.writes))
 	}
-	s.mu.Lock()
 	for warmed := false; ; {
 		if err := s.leading(); err != nil {
-			s.mu.Unlock()
 			return admitted{}, err
 		}
 		if d := s.tenure.overlay.deleting(p); d != nil {
 			gone := d.gone
 			s.mu.Unlock()
-			if !s.wait(ctx, gone, nil) {
+			over := s.wait(ctx, gone, nil)
+			s.mu.Lock()
+			if !over {
 				return admitted{}, s.notAdmitted(ctx)
 			}
-			s.mu.Lock()
 			continue
 		}
 		known, err := s.states(p, states, warmed)
 		if err != nil {
-			s.mu.Unlock()
 			return admitted{}, s.damaged(err)
 		}
 		if known {
@@ -145,18 +155,18 @@ func (s *Shard) admit(ctx context.Context, p *pending) (admitted, error) {
 		fills, err := s.readStates(view, p)
 		index := view.Applied().Index
 		view.Release()
-		if err != nil {
-			return admitted{}, s.damaged(err)
-		}
-		if s.park != nil {
+		if err == nil && s.park != nil {
 			s.park(ctx, nil) // other calls run here
 		}
 		s.mu.Lock()
+		if err != nil {
+			return admitted{}, s.damaged(err)
+		}
 		s.fillCache(p, fills, index)
 		warmed = true
 	}
-	defer s.mu.Unlock()
 	t := s.tenure
+	p.sent.chains(states)
 	v := decide(p.writes, states)
 	if v.code != 0 {
 		r := &refusedAt{verdict: v, state: states[v.index], view: s.acquireView()}
@@ -168,6 +178,7 @@ func (s *Shard) admit(ctx context.Context, p *pending) (admitted, error) {
 	if err := s.room(t, p); err != nil {
 		return admitted{}, err
 	}
+	p.sent.admitted(t)
 	s.enqueue(p)
 	return admitted{tenure: t}, nil
 }
@@ -315,10 +326,14 @@ func (s *Shard) answerRefusal(ctx context.Context, p *pending, a admitted, patie
 	case a.refused.same == nil || !ref.confirmable():
 		return nil, false, s.sendRefusal(ctx, ref, a.tenure)
 	}
+	return s.attached(ctx, p, a.refused.same, ref, patience)
+}
+
+// attached waits for the request in flight that is the same as p, and answers as it.
+func (s *Shard) attached(ctx context.Context, p, same *pending, ref *refusal, patience *<-chan time.Time) (results []writeResult, again bool, err error) {
 	if *patience == nil {
 		*patience = time.After(confirmWait)
 	}
-	same := a.refused.same
 	if !s.wait(ctx, same.done, *patience) {
 		return nil, false, ref.stillInFlight()
 	}

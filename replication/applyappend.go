@@ -107,7 +107,7 @@ func (p *processor) write(req *record.Request, i int, first uint64, at int64) (w
 // afterMissing says whether the sequence that a write was sent after is not recorded (contract
 // 5, AppendStream). m is the writer's mark, which is recorded itself.
 func (p *processor) afterMissing(w *record.Write, head *mark.Head, client string, m uint64) (bool, error) {
-	if w.Flags&record.FlagHasAfter == 0 || w.After == m {
+	if w.Flags&record.FlagHasAfter == 0 || w.After == 0 || w.After == m {
 		return false, nil
 	}
 	if w.After > m {

@@ -24,6 +24,9 @@ type writeState struct {
 	// afterMissing: the sequence that the write was sent after, on a stream, is not recorded.
 	// Only Apply can tell: admission took that sequence in, and its entry comes first.
 	afterMissing bool
+	// broken: on the write's stream the chain of this writer on the aggregate is broken. Only
+	// admission can tell.
+	broken bool
 }
 
 // live says whether the aggregate exists as committed.
@@ -117,6 +120,8 @@ type verdict struct {
 	open bool
 	// after: a 2030 because of the sequence sent before it on its stream.
 	after bool
+	// broken: a 2030 because the chain is broken on its stream.
+	broken bool
 }
 
 // decide applies contract 2.1 and 2.2 to the writes of one request: existence for all,
@@ -143,6 +148,9 @@ func decide(writes []record.Write, states []writeState) verdict {
 		if w.Flags&record.FlagHasPrevious != 0 && w.Flags&record.FlagEnforce != 0 &&
 			w.Previous != max(s.mark, s.inFlightMark) {
 			return verdict{code: pb.ErrorCode_ERROR_CODE_CLIENT_SEQUENCE_GAP, index: i}
+		}
+		if s.broken && w.Flags&record.FlagEnforce != 0 && w.Flags&record.FlagHasPrevious == 0 {
+			return verdict{code: pb.ErrorCode_ERROR_CODE_CLIENT_SEQUENCE_GAP, index: i, broken: true}
 		}
 		if s.afterMissing {
 			return verdict{code: pb.ErrorCode_ERROR_CODE_CLIENT_SEQUENCE_GAP, index: i, after: true}

@@ -27,6 +27,8 @@ type pending struct {
 	// in flight any more: writes to those wait for that.
 	deletes []record.Key
 	gone    chan struct{}
+	// sent is the request as its stream knows it; nil if it came in a call of its own.
+	sent *StreamRequest
 
 	// done is closed when outcome is set. Both belong to the admitting side until then.
 	done    chan struct{}
@@ -73,8 +75,12 @@ type writeResult struct {
 type changeResult struct{ firstVersion, position uint64 }
 
 // newPending encodes a request whose shape is valid.
-func newPending(req *pb.AppendRequest) *pending {
+func newPending(req *pb.AppendRequest) *pending { return newPendingOf(req, nil) }
+
+// newPendingOf is newPending for a request on a stream, which keeps where each write begins.
+func newPendingOf(req *pb.AppendRequest, sent *StreamRequest) *pending {
 	p := &pending{
+		sent:    sent,
 		client:  req.GetClientId(),
 		confirm: req.GetOnDuplicate() == pb.OnDuplicate_ON_DUPLICATE_CONFIRM,
 		arrived: time.Now(),
@@ -90,7 +96,12 @@ func newPending(req *pb.AppendRequest) *pending {
 	buf := record.AppendRequestHeader(make([]byte, 0, size), 0, p.client, uint32(len(req.GetWrites())))
 	for _, w := range req.GetWrites() {
 		var rw record.Write
-		buf, rw = encodeWrite(buf, w)
+		flags := byte(0)
+		if sent != nil {
+			flags = record.FlagHasAfter
+			sent.starts = append(sent.starts, len(buf))
+		}
+		buf, rw = encodeWrite(buf, w, flags)
 		p.writes = append(p.writes, rw)
 	}
 	record.FinishRequest(buf, 0)
@@ -100,13 +111,14 @@ func newPending(req *pb.AppendRequest) *pending {
 	return p
 }
 
-func encodeWrite(buf []byte, w *pb.Write) ([]byte, record.Write) {
+func encodeWrite(buf []byte, w *pb.Write, flags byte) ([]byte, record.Write) {
 	a := w.GetAggregate()
 	rw := record.Write{
 		Key:        record.MakeKey(a.GetOrg(), a.GetType(), a.GetId()),
 		EventCount: uint32(len(w.GetEvents())),
 		Expected:   w.GetExpectedVersion(),
 		Previous:   w.GetPreviousClientSeq(),
+		Flags:      flags,
 	}
 	if w.GetAllowCreate() {
 		rw.Flags |= record.FlagAllowCreate
@@ -162,7 +174,15 @@ func (p *pending) bytes() int64 {
 // finish sets the outcome and wakes who waits. It is called once.
 func (p *pending) finish(o outcome) {
 	p.outcome = o
+	p.wake()
+}
+
+// wake tells who waits for the outcome, which is set.
+func (p *pending) wake() {
 	close(p.done)
+	if p.sent != nil {
+		p.sent.stream.deliver(p.sent)
+	}
 }
 
 // leave wakes the writes that wait for a delete. It may be called more than once, by the holder

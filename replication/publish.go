@@ -120,6 +120,7 @@ func (s *Shard) publish(view *history.View, results []entryResult, changes []Log
 						w := &p.writes[ref.failure.WriteIndex]
 						ref.failure.InFlightMark = t.overlay.mark(w.Key, p.client)
 					}
+					p.sent.settled(p.outcome.kind == committed)
 					finished = append(finished, p)
 				}
 			}
@@ -132,7 +133,7 @@ func (s *Shard) publish(view *history.View, results []entryResult, changes []Log
 	// have made batches unreadable that the ring still holds.
 	s.feed.Publish(changes)
 	for _, p := range finished {
-		close(p.done)
+		p.wake()
 	}
 	clear(finished)
 	s.finished = finished[:0]

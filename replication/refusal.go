@@ -17,6 +17,8 @@ type refusal struct {
 	client  string
 	// after is the sequence that was to be recorded before this write; 0 = that is not why.
 	after uint64
+	// broken: a request before it on its stream failed.
+	broken bool
 }
 
 // newRefusal builds the refusal of a request by v; state belongs to the refused write, and
@@ -46,7 +48,7 @@ func newRefusal(client string, w *record.Write, state *writeState, v verdict, ro
 	}
 	var err error
 	f.Holder, err = holderOf(rows, &state.head, w.Key, client, w.Lowest)
-	ref := &refusal{failure: f, client: client}
+	ref := &refusal{failure: f, client: client, broken: v.broken}
 	if v.after {
 		ref.after = w.After
 	}
@@ -121,7 +123,11 @@ func (r *refusal) text() string {
 			fmt.Fprintf(&b, "it was sent behind client_seq %d of writer %q on its stream, and that is not recorded; the mark is %d", r.after, r.client, f.Mark)
 			break
 		}
-		fmt.Fprintf(&b, "previous_client_seq does not match writer %q: its mark is %d", r.client, f.Mark)
+		if r.broken {
+			fmt.Fprintf(&b, "a request of writer %q before it on this stream was not admitted or failed, so that previous_client_seq is needed: the mark is %d", r.client, f.Mark)
+		} else {
+			fmt.Fprintf(&b, "previous_client_seq does not match writer %q: its mark is %d", r.client, f.Mark)
+		}
 		if f.InFlightMark != nil {
 			fmt.Fprintf(&b, ", %d with what is in flight", *f.InFlightMark)
 		}

@@ -84,6 +84,8 @@ type Shard struct {
 	view *history.View
 	// cache is what admission knows of view.
 	cache *mark.Cache
+	// streams is about the AppendStream calls.
+	streams streamTotals
 	// tenure is nil unless this node leads.
 	tenure *tenure
 	// lastStamp makes committed_at non-decreasing.

@@ -69,6 +69,12 @@ type Stats struct {
 
 	Backups BackupStats
 
+	// The AppendStream calls, and the pairs of aggregate and client_id that they remember; see
+	// chain.go.
+	Streams, StreamPairs                                                 int
+	StreamPairBytes, MaxStreamPairBytes                                  int64
+	StreamChainsBroken, StreamPairsForgotten, StreamPairsForgottenBroken uint64
+
 	// History is as of the last second; nil once the shard has failed.
 	History *history.Stats
 
@@ -109,6 +115,7 @@ func (s *Shard) Stats() Stats {
 	s.mu.Lock()
 	cache, proc, g := s.cache, s.proc, s.raft
 	st.Diverged = s.diverged.undecided
+	s.streams.stats(&st)
 	if s.tenure != nil {
 		st.OutstandingEntries = len(s.tenure.proposed)
 	}

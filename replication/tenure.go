@@ -208,6 +208,9 @@ func (s *Shard) resolved(t *tenure, g *proposal, err error) {
 	} else {
 		g.answered = true
 	}
+	for _, p := range g.requests {
+		p.sent.settled(false)
+	}
 	s.progressed()
 	s.mu.Unlock()
 	s.log.Warn("a proposal failed", zap.Uint64("term", t.term), zap.Int("requests", len(g.requests)), zap.Error(err))
@@ -235,6 +238,11 @@ func (s *Shard) endTenure(reason string) {
 		}
 	}
 	t.proposed = nil
+	for _, ps := range [][]*pending{queued, handed} {
+		for _, p := range ps {
+			p.sent.settled(false)
+		}
+	}
 	t.overlay.end()
 	close(t.done)
 	s.progressed()

@@ -65,7 +65,7 @@ type Write struct {
 	Expected uint64
 	Previous uint64
 	// After, with FlagHasAfter, is the sequence of this writer that must be recorded on the
-	// aggregate, or the write is refused: the one admitted before it on its stream.
+	// aggregate, or the write is refused: the one admitted before it on its stream; 0 = none was.
 	After uint64
 	// SchemaRevision, with FlagHasSchema, is that of the aggregate's (org, type) which the
 	// events were validated against.
@@ -126,6 +126,11 @@ func FinishRequest(dst []byte, start int) {
 
 // SetCommittedAt sets the admission time of the request that starts at dst[0].
 func SetCommittedAt(dst []byte, ns int64) { binary.BigEndian.PutUint64(dst[5:], uint64(ns)) }
+
+// SetAfter sets after_seq of the write to k, with FlagHasAfter, that EncodeWrite began at dst[at].
+func SetAfter(dst []byte, at int, k Key, after uint64) {
+	binary.BigEndian.PutUint64(dst[at+4+len(k)+1+8+8:], after)
+}
 
 // EncodeWrite appends a write, encoding and hashing its events in place; w needs its key,
 // flags, guards, count and range. It returns w with Hashes and Events set to where they
