@@ -14,6 +14,7 @@ type eventStore struct {
 	pb.UnimplementedEventStoreServiceServer
 	shard Shard
 	log   *zap.Logger
+	chain *chain
 	// stopping is closed when the server stops: what would last on ends then.
 	stopping <-chan struct{}
 }

@@ -50,6 +50,10 @@ type chain struct {
 	subscribers    atomic.Int64
 	maxSubscribers int64
 	bytes          atomic.Int64
+	// streams counts the open AppendStream calls, streamBytes what they have outstanding,
+	// streamWaits how often one was not received from because of that.
+	streams, streamBytes atomic.Int64
+	streamWaits          atomic.Uint64
 	// refused counts the answers 11000.
 	refused atomic.Uint64
 

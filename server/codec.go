@@ -36,6 +36,10 @@ func (c codec) Marshal(v any) (mem.BufferSlice, error) {
 }
 
 func (c codec) Unmarshal(data mem.BufferSlice, v any) error {
+	if a, ok := v.(*arrivals); ok {
+		a.decode(data)
+		return nil
+	}
 	in, ok := v.(*inbound)
 	if !ok {
 		return c.CodecV2.Unmarshal(data, v)

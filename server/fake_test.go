@@ -266,6 +266,9 @@ func (f *fakeShard) Append(ctx context.Context, req *pb.AppendRequest) (*pb.Appe
 }
 
 // Trim and Delete say what they were asked: how they are judged is the shard's to test.
+// OpenStream: streams are tested on a real shard.
+func (f *fakeShard) OpenStream(context.Context) *replication.Stream { return nil }
+
 func (f *fakeShard) Trim(_ context.Context, req *pb.TrimRequest) (*pb.TrimResponse, error) {
 	return &pb.TrimResponse{FirstVersion: req.GetKeepFromVersion(), Timeline: testTimeline}, nil
 }

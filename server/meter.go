@@ -63,12 +63,17 @@ const appendMethod = "Append"
 func (m *meter) ended(r *rpc, status codes.Code, code pb.ErrorCode, took time.Duration) {
 	switch {
 	case r.appends:
-		m.counts[m.outcome(status, code)].Add(1)
-		m.appends[appendResult(status, code)].Observe(took.Seconds())
+		m.answered(status, code, took)
 	case r.timed != nil:
 		r.timed.took.Observe(took.Seconds())
 		r.timed.result(status, code).Add(1)
 	}
+}
+
+// answered is told of every answer to an append, in a call of its own or on a stream.
+func (m *meter) answered(status codes.Code, code pb.ErrorCode, took time.Duration) {
+	m.counts[m.outcome(status, code)].Add(1)
+	m.appends[appendResult(status, code)].Observe(took.Seconds())
 }
 
 // outcome is the place of an answer among the outcomes.

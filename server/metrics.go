@@ -40,6 +40,7 @@ func (c *collector) Collect(to chan<- prometheus.Metric) {
 	m.Flag("ready", st.Well && s.serving().Err == nil)
 	m.Histograms(st.Histograms...)
 	m.writes(&st)
+	m.streams(s.chain, &st)
 	m.cluster(&st)
 	m.log(&st)
 	m.snapshots(&st)
@@ -116,6 +117,19 @@ func (m sink) writes(s *replication.Stats) {
 	m.cache("mark", "admission", s.AdmissionMarks)
 	m.cache("head", "apply", s.ApplyHeads)
 	m.cache("mark", "apply", s.ApplyMarks)
+}
+
+func (m sink) streams(c *chain, s *replication.Stats) {
+	m.Gauge("append_streams", float64(c.streams.Load()))
+	m.Gauge("append_stream_bytes", float64(c.streamBytes.Load()))
+	m.Gauge("append_stream_limit_bytes", outstandingBytes)
+	m.Counter("append_stream_waits_total", float64(c.streamWaits.Load()))
+	m.Gauge("append_stream_pairs", float64(s.StreamPairs))
+	m.Gauge("append_stream_pair_bytes", float64(s.StreamPairBytes))
+	m.Gauge("append_stream_pair_limit_bytes", float64(s.MaxStreamPairBytes))
+	m.Counter("append_stream_pairs_forgotten_total", float64(s.StreamPairsForgotten-s.StreamPairsForgottenBroken), "whole")
+	m.Counter("append_stream_pairs_forgotten_total", float64(s.StreamPairsForgottenBroken), "broken")
+	m.Counter("append_chains_broken_total", float64(s.StreamChainsBroken))
 }
 
 func (m sink) cache(holds, user string, s mark.Stats) {

@@ -91,7 +91,7 @@ func New(o Options) (*Server, error) {
 		return nil, fmt.Errorf("server: register the node's metrics: %w", err)
 	}
 	r := registrar{Server: s.grpc, chain: s.chain}
-	pb.RegisterEventStoreServiceServer(r, &eventStore{shard: o.Shard, log: o.Logger, stopping: s.stopping})
+	pb.RegisterEventStoreServiceServer(r, &eventStore{shard: o.Shard, log: o.Logger, chain: s.chain, stopping: s.stopping})
 	pb.RegisterClusterServiceServer(r, &clusterService{shard: o.Shard, log: o.Logger, stopping: s.stopping, backupStall: o.backupStall})
 	healthpb.RegisterHealthServer(r, s.health)
 	reflection.Register(r)

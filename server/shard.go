@@ -15,6 +15,8 @@ type Shard interface {
 	Cluster
 	// Append judges and commits a request whose shape has been checked.
 	Append(ctx context.Context, req *pb.AppendRequest) (*pb.AppendResponse, error)
+	// OpenStream begins the shard's part of an AppendStream call.
+	OpenStream(ctx context.Context) *replication.Stream
 	// Trim and Delete judge and commit a request whose shape has been checked.
 	Trim(ctx context.Context, req *pb.TrimRequest) (*pb.TrimResponse, error)
 	Delete(ctx context.Context, req *pb.DeleteRequest) (*pb.DeleteResponse, error)

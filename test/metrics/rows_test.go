@@ -217,6 +217,9 @@ func rowsOf() []row {
 	rows = append(rows, cacheRows()...)
 	for _, more := range [][]row{
 		elsewhere("server.TestAppendsAreCounted", "appends_total", "append_duration_seconds"),
+		elsewhere("server.TestAppendStreamsAreCounted", "append_streams", "append_stream_bytes", "append_stream_limit_bytes", "append_stream_waits_total",
+			"append_stream_pairs", "append_stream_pair_bytes", "append_stream_pair_limit_bytes", "append_chains_broken_total"),
+		elsewhere("replication.TestForgottenPairsAreTakenForBroken", "append_stream_pairs_forgotten_total"),
 		elsewhere("server.TestReadsAreCounted", "reads_total", "read_duration_seconds"),
 		elsewhere("server.TestMetricsMove", "read_calls", "calls_refused_total", "reads_waiting", "read_bytes", "read_waits_total", "stalled_connections_closed_total"),
 		elsewhere("server.TestAPanicIsAnAnswer", "call_panics_total"),

@@ -9,6 +9,7 @@
 package tidemarkv1
 
 import (
+	status "google.golang.org/genproto/googleapis/rpc/status"
 	protoreflect "google.golang.org/protobuf/reflect/protoreflect"
 	protoimpl "google.golang.org/protobuf/runtime/protoimpl"
 	timestamppb "google.golang.org/protobuf/types/known/timestamppb"
@@ -419,6 +420,189 @@ func (x *WriteResult) GetAlreadyCommitted() bool {
 	return false
 }
 
+// AppendStreamRequest carries the appends that were waiting when it was sent, of any number, up
+// to four times the size of the largest request.
+type AppendStreamRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Appends       []*AppendRequest       `protobuf:"bytes,1,rep,name=appends,proto3" json:"appends,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *AppendStreamRequest) Reset() {
+	*x = AppendStreamRequest{}
+	mi := &file_tidemark_v1_event_store_proto_msgTypes[4]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *AppendStreamRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*AppendStreamRequest) ProtoMessage() {}
+
+func (x *AppendStreamRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_tidemark_v1_event_store_proto_msgTypes[4]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use AppendStreamRequest.ProtoReflect.Descriptor instead.
+func (*AppendStreamRequest) Descriptor() ([]byte, []int) {
+	return file_tidemark_v1_event_store_proto_rawDescGZIP(), []int{4}
+}
+
+func (x *AppendStreamRequest) GetAppends() []*AppendRequest {
+	if x != nil {
+		return x.Appends
+	}
+	return nil
+}
+
+// AppendStreamResponse carries the answers that were waiting when it was sent.
+type AppendStreamResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Answers       []*AppendAnswer        `protobuf:"bytes,1,rep,name=answers,proto3" json:"answers,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *AppendStreamResponse) Reset() {
+	*x = AppendStreamResponse{}
+	mi := &file_tidemark_v1_event_store_proto_msgTypes[5]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *AppendStreamResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*AppendStreamResponse) ProtoMessage() {}
+
+func (x *AppendStreamResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_tidemark_v1_event_store_proto_msgTypes[5]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use AppendStreamResponse.ProtoReflect.Descriptor instead.
+func (*AppendStreamResponse) Descriptor() ([]byte, []int) {
+	return file_tidemark_v1_event_store_proto_rawDescGZIP(), []int{5}
+}
+
+func (x *AppendStreamResponse) GetAnswers() []*AppendAnswer {
+	if x != nil {
+		return x.Answers
+	}
+	return nil
+}
+
+// AppendAnswer is the answer to the append of that request_id.
+type AppendAnswer struct {
+	state     protoimpl.MessageState `protogen:"open.v1"`
+	RequestId string                 `protobuf:"bytes,1,opt,name=request_id,json=requestId,proto3" json:"request_id,omitempty"`
+	// Types that are valid to be assigned to Outcome:
+	//
+	//	*AppendAnswer_Response
+	//	*AppendAnswer_Error
+	Outcome       isAppendAnswer_Outcome `protobuf_oneof:"outcome"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *AppendAnswer) Reset() {
+	*x = AppendAnswer{}
+	mi := &file_tidemark_v1_event_store_proto_msgTypes[6]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *AppendAnswer) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*AppendAnswer) ProtoMessage() {}
+
+func (x *AppendAnswer) ProtoReflect() protoreflect.Message {
+	mi := &file_tidemark_v1_event_store_proto_msgTypes[6]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use AppendAnswer.ProtoReflect.Descriptor instead.
+func (*AppendAnswer) Descriptor() ([]byte, []int) {
+	return file_tidemark_v1_event_store_proto_rawDescGZIP(), []int{6}
+}
+
+func (x *AppendAnswer) GetRequestId() string {
+	if x != nil {
+		return x.RequestId
+	}
+	return ""
+}
+
+func (x *AppendAnswer) GetOutcome() isAppendAnswer_Outcome {
+	if x != nil {
+		return x.Outcome
+	}
+	return nil
+}
+
+func (x *AppendAnswer) GetResponse() *AppendResponse {
+	if x != nil {
+		if x, ok := x.Outcome.(*AppendAnswer_Response); ok {
+			return x.Response
+		}
+	}
+	return nil
+}
+
+func (x *AppendAnswer) GetError() *status.Status {
+	if x != nil {
+		if x, ok := x.Outcome.(*AppendAnswer_Error); ok {
+			return x.Error
+		}
+	}
+	return nil
+}
+
+type isAppendAnswer_Outcome interface {
+	isAppendAnswer_Outcome()
+}
+
+type AppendAnswer_Response struct {
+	Response *AppendResponse `protobuf:"bytes,2,opt,name=response,proto3,oneof"`
+}
+
+type AppendAnswer_Error struct {
+	// As the status that Append would have ended with.
+	Error *status.Status `protobuf:"bytes,3,opt,name=error,proto3,oneof"`
+}
+
+func (*AppendAnswer_Response) isAppendAnswer_Outcome() {}
+
+func (*AppendAnswer_Error) isAppendAnswer_Outcome() {}
+
 type ReadRequest struct {
 	state     protoimpl.MessageState `protogen:"open.v1"`
 	Aggregate *AggregateKey          `protobuf:"bytes,1,opt,name=aggregate,proto3" json:"aggregate,omitempty"`
@@ -441,7 +625,7 @@ type ReadRequest struct {
 
 func (x *ReadRequest) Reset() {
 	*x = ReadRequest{}
-	mi := &file_tidemark_v1_event_store_proto_msgTypes[4]
+	mi := &file_tidemark_v1_event_store_proto_msgTypes[7]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -453,7 +637,7 @@ func (x *ReadRequest) String() string {
 func (*ReadRequest) ProtoMessage() {}
 
 func (x *ReadRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_tidemark_v1_event_store_proto_msgTypes[4]
+	mi := &file_tidemark_v1_event_store_proto_msgTypes[7]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -466,7 +650,7 @@ func (x *ReadRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReadRequest.ProtoReflect.Descriptor instead.
 func (*ReadRequest) Descriptor() ([]byte, []int) {
-	return file_tidemark_v1_event_store_proto_rawDescGZIP(), []int{4}
+	return file_tidemark_v1_event_store_proto_rawDescGZIP(), []int{7}
 }
 
 func (x *ReadRequest) GetAggregate() *AggregateKey {
@@ -543,7 +727,7 @@ type ReadResponse struct {
 
 func (x *ReadResponse) Reset() {
 	*x = ReadResponse{}
-	mi := &file_tidemark_v1_event_store_proto_msgTypes[5]
+	mi := &file_tidemark_v1_event_store_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -555,7 +739,7 @@ func (x *ReadResponse) String() string {
 func (*ReadResponse) ProtoMessage() {}
 
 func (x *ReadResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_tidemark_v1_event_store_proto_msgTypes[5]
+	mi := &file_tidemark_v1_event_store_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -568,7 +752,7 @@ func (x *ReadResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReadResponse.ProtoReflect.Descriptor instead.
 func (*ReadResponse) Descriptor() ([]byte, []int) {
-	return file_tidemark_v1_event_store_proto_rawDescGZIP(), []int{5}
+	return file_tidemark_v1_event_store_proto_rawDescGZIP(), []int{8}
 }
 
 func (x *ReadResponse) GetBatches() []*Batch {
@@ -599,7 +783,7 @@ type ReadEnd struct {
 
 func (x *ReadEnd) Reset() {
 	*x = ReadEnd{}
-	mi := &file_tidemark_v1_event_store_proto_msgTypes[6]
+	mi := &file_tidemark_v1_event_store_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -611,7 +795,7 @@ func (x *ReadEnd) String() string {
 func (*ReadEnd) ProtoMessage() {}
 
 func (x *ReadEnd) ProtoReflect() protoreflect.Message {
-	mi := &file_tidemark_v1_event_store_proto_msgTypes[6]
+	mi := &file_tidemark_v1_event_store_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -624,7 +808,7 @@ func (x *ReadEnd) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReadEnd.ProtoReflect.Descriptor instead.
 func (*ReadEnd) Descriptor() ([]byte, []int) {
-	return file_tidemark_v1_event_store_proto_rawDescGZIP(), []int{6}
+	return file_tidemark_v1_event_store_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *ReadEnd) GetNextVersion() uint64 {
@@ -667,7 +851,7 @@ type GetAggregateRequest struct {
 
 func (x *GetAggregateRequest) Reset() {
 	*x = GetAggregateRequest{}
-	mi := &file_tidemark_v1_event_store_proto_msgTypes[7]
+	mi := &file_tidemark_v1_event_store_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -679,7 +863,7 @@ func (x *GetAggregateRequest) String() string {
 func (*GetAggregateRequest) ProtoMessage() {}
 
 func (x *GetAggregateRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_tidemark_v1_event_store_proto_msgTypes[7]
+	mi := &file_tidemark_v1_event_store_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -692,7 +876,7 @@ func (x *GetAggregateRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetAggregateRequest.ProtoReflect.Descriptor instead.
 func (*GetAggregateRequest) Descriptor() ([]byte, []int) {
-	return file_tidemark_v1_event_store_proto_rawDescGZIP(), []int{7}
+	return file_tidemark_v1_event_store_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *GetAggregateRequest) GetAggregate() *AggregateKey {
@@ -748,7 +932,7 @@ type GetAggregateResponse struct {
 
 func (x *GetAggregateResponse) Reset() {
 	*x = GetAggregateResponse{}
-	mi := &file_tidemark_v1_event_store_proto_msgTypes[8]
+	mi := &file_tidemark_v1_event_store_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -760,7 +944,7 @@ func (x *GetAggregateResponse) String() string {
 func (*GetAggregateResponse) ProtoMessage() {}
 
 func (x *GetAggregateResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_tidemark_v1_event_store_proto_msgTypes[8]
+	mi := &file_tidemark_v1_event_store_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -773,7 +957,7 @@ func (x *GetAggregateResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetAggregateResponse.ProtoReflect.Descriptor instead.
 func (*GetAggregateResponse) Descriptor() ([]byte, []int) {
-	return file_tidemark_v1_event_store_proto_rawDescGZIP(), []int{8}
+	return file_tidemark_v1_event_store_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *GetAggregateResponse) GetAggregate() *AggregateKey {
@@ -888,7 +1072,7 @@ type GetMarkRequest struct {
 
 func (x *GetMarkRequest) Reset() {
 	*x = GetMarkRequest{}
-	mi := &file_tidemark_v1_event_store_proto_msgTypes[9]
+	mi := &file_tidemark_v1_event_store_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -900,7 +1084,7 @@ func (x *GetMarkRequest) String() string {
 func (*GetMarkRequest) ProtoMessage() {}
 
 func (x *GetMarkRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_tidemark_v1_event_store_proto_msgTypes[9]
+	mi := &file_tidemark_v1_event_store_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -913,7 +1097,7 @@ func (x *GetMarkRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetMarkRequest.ProtoReflect.Descriptor instead.
 func (*GetMarkRequest) Descriptor() ([]byte, []int) {
-	return file_tidemark_v1_event_store_proto_rawDescGZIP(), []int{9}
+	return file_tidemark_v1_event_store_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *GetMarkRequest) GetAggregate() *AggregateKey {
@@ -965,7 +1149,7 @@ type GetMarkResponse struct {
 
 func (x *GetMarkResponse) Reset() {
 	*x = GetMarkResponse{}
-	mi := &file_tidemark_v1_event_store_proto_msgTypes[10]
+	mi := &file_tidemark_v1_event_store_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -977,7 +1161,7 @@ func (x *GetMarkResponse) String() string {
 func (*GetMarkResponse) ProtoMessage() {}
 
 func (x *GetMarkResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_tidemark_v1_event_store_proto_msgTypes[10]
+	mi := &file_tidemark_v1_event_store_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -990,7 +1174,7 @@ func (x *GetMarkResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetMarkResponse.ProtoReflect.Descriptor instead.
 func (*GetMarkResponse) Descriptor() ([]byte, []int) {
-	return file_tidemark_v1_event_store_proto_rawDescGZIP(), []int{10}
+	return file_tidemark_v1_event_store_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *GetMarkResponse) GetMark() uint64 {
@@ -1037,7 +1221,7 @@ type ListMarksRequest struct {
 
 func (x *ListMarksRequest) Reset() {
 	*x = ListMarksRequest{}
-	mi := &file_tidemark_v1_event_store_proto_msgTypes[11]
+	mi := &file_tidemark_v1_event_store_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1049,7 +1233,7 @@ func (x *ListMarksRequest) String() string {
 func (*ListMarksRequest) ProtoMessage() {}
 
 func (x *ListMarksRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_tidemark_v1_event_store_proto_msgTypes[11]
+	mi := &file_tidemark_v1_event_store_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1062,7 +1246,7 @@ func (x *ListMarksRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListMarksRequest.ProtoReflect.Descriptor instead.
 func (*ListMarksRequest) Descriptor() ([]byte, []int) {
-	return file_tidemark_v1_event_store_proto_rawDescGZIP(), []int{11}
+	return file_tidemark_v1_event_store_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *ListMarksRequest) GetAggregate() *AggregateKey {
@@ -1118,7 +1302,7 @@ type ListMarksResponse struct {
 
 func (x *ListMarksResponse) Reset() {
 	*x = ListMarksResponse{}
-	mi := &file_tidemark_v1_event_store_proto_msgTypes[12]
+	mi := &file_tidemark_v1_event_store_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1130,7 +1314,7 @@ func (x *ListMarksResponse) String() string {
 func (*ListMarksResponse) ProtoMessage() {}
 
 func (x *ListMarksResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_tidemark_v1_event_store_proto_msgTypes[12]
+	mi := &file_tidemark_v1_event_store_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1143,7 +1327,7 @@ func (x *ListMarksResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListMarksResponse.ProtoReflect.Descriptor instead.
 func (*ListMarksResponse) Descriptor() ([]byte, []int) {
-	return file_tidemark_v1_event_store_proto_rawDescGZIP(), []int{12}
+	return file_tidemark_v1_event_store_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *ListMarksResponse) GetMarks() []*WriterMark {
@@ -1171,7 +1355,7 @@ type WriterMark struct {
 
 func (x *WriterMark) Reset() {
 	*x = WriterMark{}
-	mi := &file_tidemark_v1_event_store_proto_msgTypes[13]
+	mi := &file_tidemark_v1_event_store_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1183,7 +1367,7 @@ func (x *WriterMark) String() string {
 func (*WriterMark) ProtoMessage() {}
 
 func (x *WriterMark) ProtoReflect() protoreflect.Message {
-	mi := &file_tidemark_v1_event_store_proto_msgTypes[13]
+	mi := &file_tidemark_v1_event_store_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1196,7 +1380,7 @@ func (x *WriterMark) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WriterMark.ProtoReflect.Descriptor instead.
 func (*WriterMark) Descriptor() ([]byte, []int) {
-	return file_tidemark_v1_event_store_proto_rawDescGZIP(), []int{13}
+	return file_tidemark_v1_event_store_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *WriterMark) GetClientId() string {
@@ -1235,7 +1419,7 @@ type FindEventRequest struct {
 
 func (x *FindEventRequest) Reset() {
 	*x = FindEventRequest{}
-	mi := &file_tidemark_v1_event_store_proto_msgTypes[14]
+	mi := &file_tidemark_v1_event_store_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1247,7 +1431,7 @@ func (x *FindEventRequest) String() string {
 func (*FindEventRequest) ProtoMessage() {}
 
 func (x *FindEventRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_tidemark_v1_event_store_proto_msgTypes[14]
+	mi := &file_tidemark_v1_event_store_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1260,7 +1444,7 @@ func (x *FindEventRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FindEventRequest.ProtoReflect.Descriptor instead.
 func (*FindEventRequest) Descriptor() ([]byte, []int) {
-	return file_tidemark_v1_event_store_proto_rawDescGZIP(), []int{14}
+	return file_tidemark_v1_event_store_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *FindEventRequest) GetAggregate() *AggregateKey {
@@ -1319,7 +1503,7 @@ type FindEventResponse struct {
 
 func (x *FindEventResponse) Reset() {
 	*x = FindEventResponse{}
-	mi := &file_tidemark_v1_event_store_proto_msgTypes[15]
+	mi := &file_tidemark_v1_event_store_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1331,7 +1515,7 @@ func (x *FindEventResponse) String() string {
 func (*FindEventResponse) ProtoMessage() {}
 
 func (x *FindEventResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_tidemark_v1_event_store_proto_msgTypes[15]
+	mi := &file_tidemark_v1_event_store_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1344,7 +1528,7 @@ func (x *FindEventResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FindEventResponse.ProtoReflect.Descriptor instead.
 func (*FindEventResponse) Descriptor() ([]byte, []int) {
-	return file_tidemark_v1_event_store_proto_rawDescGZIP(), []int{15}
+	return file_tidemark_v1_event_store_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *FindEventResponse) GetFound() bool {
@@ -1391,7 +1575,7 @@ type ListOrgsRequest struct {
 
 func (x *ListOrgsRequest) Reset() {
 	*x = ListOrgsRequest{}
-	mi := &file_tidemark_v1_event_store_proto_msgTypes[16]
+	mi := &file_tidemark_v1_event_store_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1403,7 +1587,7 @@ func (x *ListOrgsRequest) String() string {
 func (*ListOrgsRequest) ProtoMessage() {}
 
 func (x *ListOrgsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_tidemark_v1_event_store_proto_msgTypes[16]
+	mi := &file_tidemark_v1_event_store_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1416,7 +1600,7 @@ func (x *ListOrgsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListOrgsRequest.ProtoReflect.Descriptor instead.
 func (*ListOrgsRequest) Descriptor() ([]byte, []int) {
-	return file_tidemark_v1_event_store_proto_rawDescGZIP(), []int{16}
+	return file_tidemark_v1_event_store_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *ListOrgsRequest) GetPageSize() uint32 {
@@ -1465,7 +1649,7 @@ type ListOrgsResponse struct {
 
 func (x *ListOrgsResponse) Reset() {
 	*x = ListOrgsResponse{}
-	mi := &file_tidemark_v1_event_store_proto_msgTypes[17]
+	mi := &file_tidemark_v1_event_store_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1477,7 +1661,7 @@ func (x *ListOrgsResponse) String() string {
 func (*ListOrgsResponse) ProtoMessage() {}
 
 func (x *ListOrgsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_tidemark_v1_event_store_proto_msgTypes[17]
+	mi := &file_tidemark_v1_event_store_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1490,7 +1674,7 @@ func (x *ListOrgsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListOrgsResponse.ProtoReflect.Descriptor instead.
 func (*ListOrgsResponse) Descriptor() ([]byte, []int) {
-	return file_tidemark_v1_event_store_proto_rawDescGZIP(), []int{17}
+	return file_tidemark_v1_event_store_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *ListOrgsResponse) GetOrgs() []string {
@@ -1524,7 +1708,7 @@ type ListTypesRequest struct {
 
 func (x *ListTypesRequest) Reset() {
 	*x = ListTypesRequest{}
-	mi := &file_tidemark_v1_event_store_proto_msgTypes[18]
+	mi := &file_tidemark_v1_event_store_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1536,7 +1720,7 @@ func (x *ListTypesRequest) String() string {
 func (*ListTypesRequest) ProtoMessage() {}
 
 func (x *ListTypesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_tidemark_v1_event_store_proto_msgTypes[18]
+	mi := &file_tidemark_v1_event_store_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1549,7 +1733,7 @@ func (x *ListTypesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListTypesRequest.ProtoReflect.Descriptor instead.
 func (*ListTypesRequest) Descriptor() ([]byte, []int) {
-	return file_tidemark_v1_event_store_proto_rawDescGZIP(), []int{18}
+	return file_tidemark_v1_event_store_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *ListTypesRequest) GetOrg() string {
@@ -1605,7 +1789,7 @@ type ListTypesResponse struct {
 
 func (x *ListTypesResponse) Reset() {
 	*x = ListTypesResponse{}
-	mi := &file_tidemark_v1_event_store_proto_msgTypes[19]
+	mi := &file_tidemark_v1_event_store_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1617,7 +1801,7 @@ func (x *ListTypesResponse) String() string {
 func (*ListTypesResponse) ProtoMessage() {}
 
 func (x *ListTypesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_tidemark_v1_event_store_proto_msgTypes[19]
+	mi := &file_tidemark_v1_event_store_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1630,7 +1814,7 @@ func (x *ListTypesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListTypesResponse.ProtoReflect.Descriptor instead.
 func (*ListTypesResponse) Descriptor() ([]byte, []int) {
-	return file_tidemark_v1_event_store_proto_rawDescGZIP(), []int{19}
+	return file_tidemark_v1_event_store_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *ListTypesResponse) GetTypes() []string {
@@ -1672,7 +1856,7 @@ type ListAggregatesRequest struct {
 
 func (x *ListAggregatesRequest) Reset() {
 	*x = ListAggregatesRequest{}
-	mi := &file_tidemark_v1_event_store_proto_msgTypes[20]
+	mi := &file_tidemark_v1_event_store_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1684,7 +1868,7 @@ func (x *ListAggregatesRequest) String() string {
 func (*ListAggregatesRequest) ProtoMessage() {}
 
 func (x *ListAggregatesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_tidemark_v1_event_store_proto_msgTypes[20]
+	mi := &file_tidemark_v1_event_store_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1697,7 +1881,7 @@ func (x *ListAggregatesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListAggregatesRequest.ProtoReflect.Descriptor instead.
 func (*ListAggregatesRequest) Descriptor() ([]byte, []int) {
-	return file_tidemark_v1_event_store_proto_rawDescGZIP(), []int{20}
+	return file_tidemark_v1_event_store_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *ListAggregatesRequest) GetOrg() string {
@@ -1774,7 +1958,7 @@ type ListAggregatesResponse struct {
 
 func (x *ListAggregatesResponse) Reset() {
 	*x = ListAggregatesResponse{}
-	mi := &file_tidemark_v1_event_store_proto_msgTypes[21]
+	mi := &file_tidemark_v1_event_store_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1786,7 +1970,7 @@ func (x *ListAggregatesResponse) String() string {
 func (*ListAggregatesResponse) ProtoMessage() {}
 
 func (x *ListAggregatesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_tidemark_v1_event_store_proto_msgTypes[21]
+	mi := &file_tidemark_v1_event_store_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1799,7 +1983,7 @@ func (x *ListAggregatesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListAggregatesResponse.ProtoReflect.Descriptor instead.
 func (*ListAggregatesResponse) Descriptor() ([]byte, []int) {
-	return file_tidemark_v1_event_store_proto_rawDescGZIP(), []int{21}
+	return file_tidemark_v1_event_store_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *ListAggregatesResponse) GetAggregates() []*GetAggregateResponse {
@@ -1820,7 +2004,7 @@ var File_tidemark_v1_event_store_proto protoreflect.FileDescriptor
 
 const file_tidemark_v1_event_store_proto_rawDesc = "" +
 	"\n" +
-	"\x1dtidemark/v1/event_store.proto\x12\vtidemark.v1\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x18tidemark/v1/common.proto\x1a\x18tidemark/v1/errors.proto\x1a\x15tidemark/v1/log.proto\x1a\x16tidemark/v1/trim.proto\"\xd0\x01\n" +
+	"\x1dtidemark/v1/event_store.proto\x12\vtidemark.v1\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x17google/rpc/status.proto\x1a\x18tidemark/v1/common.proto\x1a\x18tidemark/v1/errors.proto\x1a\x15tidemark/v1/log.proto\x1a\x16tidemark/v1/trim.proto\"\xd0\x01\n" +
 	"\rAppendRequest\x12\x1d\n" +
 	"\n" +
 	"request_id\x18\x01 \x01(\tR\trequestId\x12\x1b\n" +
@@ -1852,7 +2036,17 @@ const file_tidemark_v1_event_store_proto_rawDesc = "" +
 	"\x12first_event_number\x18\a \x01(\x04R\x10firstEventNumber\x12\x1d\n" +
 	"\n" +
 	"chain_hash\x18\b \x01(\fR\tchainHash\x12+\n" +
-	"\x11already_committed\x18\t \x01(\bR\x10alreadyCommitted\"\xfc\x02\n" +
+	"\x11already_committed\x18\t \x01(\bR\x10alreadyCommitted\"K\n" +
+	"\x13AppendStreamRequest\x124\n" +
+	"\aappends\x18\x01 \x03(\v2\x1a.tidemark.v1.AppendRequestR\aappends\"K\n" +
+	"\x14AppendStreamResponse\x123\n" +
+	"\aanswers\x18\x01 \x03(\v2\x19.tidemark.v1.AppendAnswerR\aanswers\"\x9f\x01\n" +
+	"\fAppendAnswer\x12\x1d\n" +
+	"\n" +
+	"request_id\x18\x01 \x01(\tR\trequestId\x129\n" +
+	"\bresponse\x18\x02 \x01(\v2\x1b.tidemark.v1.AppendResponseH\x00R\bresponse\x12*\n" +
+	"\x05error\x18\x03 \x01(\v2\x12.google.rpc.StatusH\x00R\x05errorB\t\n" +
+	"\aoutcome\"\xfc\x02\n" +
 	"\vReadRequest\x127\n" +
 	"\taggregate\x18\x01 \x01(\v2\x19.tidemark.v1.AggregateKeyR\taggregate\x12!\n" +
 	"\ffrom_version\x18\x02 \x01(\x04R\vfromVersion\x12\x1d\n" +
@@ -1978,9 +2172,10 @@ const file_tidemark_v1_event_store_proto_rawDesc = "" +
 	"\vOnDuplicate\x12\x1c\n" +
 	"\x18ON_DUPLICATE_UNSPECIFIED\x10\x00\x12\x17\n" +
 	"\x13ON_DUPLICATE_REJECT\x10\x01\x12\x18\n" +
-	"\x14ON_DUPLICATE_CONFIRM\x10\x022\xce\a\n" +
+	"\x14ON_DUPLICATE_CONFIRM\x10\x022\xa7\b\n" +
 	"\x11EventStoreService\x12A\n" +
-	"\x06Append\x12\x1a.tidemark.v1.AppendRequest\x1a\x1b.tidemark.v1.AppendResponse\x12=\n" +
+	"\x06Append\x12\x1a.tidemark.v1.AppendRequest\x1a\x1b.tidemark.v1.AppendResponse\x12W\n" +
+	"\fAppendStream\x12 .tidemark.v1.AppendStreamRequest\x1a!.tidemark.v1.AppendStreamResponse(\x010\x01\x12=\n" +
 	"\x04Read\x12\x18.tidemark.v1.ReadRequest\x1a\x19.tidemark.v1.ReadResponse0\x01\x12F\n" +
 	"\aReadAll\x12\x1b.tidemark.v1.ReadAllRequest\x1a\x1c.tidemark.v1.ReadAllResponse0\x01\x12L\n" +
 	"\tSubscribe\x12\x1d.tidemark.v1.SubscribeRequest\x1a\x1e.tidemark.v1.SubscribeResponse0\x01\x12;\n" +
@@ -2007,113 +2202,123 @@ func file_tidemark_v1_event_store_proto_rawDescGZIP() []byte {
 }
 
 var file_tidemark_v1_event_store_proto_enumTypes = make([]protoimpl.EnumInfo, 1)
-var file_tidemark_v1_event_store_proto_msgTypes = make([]protoimpl.MessageInfo, 22)
+var file_tidemark_v1_event_store_proto_msgTypes = make([]protoimpl.MessageInfo, 25)
 var file_tidemark_v1_event_store_proto_goTypes = []any{
 	(OnDuplicate)(0),               // 0: tidemark.v1.OnDuplicate
 	(*AppendRequest)(nil),          // 1: tidemark.v1.AppendRequest
 	(*Write)(nil),                  // 2: tidemark.v1.Write
 	(*AppendResponse)(nil),         // 3: tidemark.v1.AppendResponse
 	(*WriteResult)(nil),            // 4: tidemark.v1.WriteResult
-	(*ReadRequest)(nil),            // 5: tidemark.v1.ReadRequest
-	(*ReadResponse)(nil),           // 6: tidemark.v1.ReadResponse
-	(*ReadEnd)(nil),                // 7: tidemark.v1.ReadEnd
-	(*GetAggregateRequest)(nil),    // 8: tidemark.v1.GetAggregateRequest
-	(*GetAggregateResponse)(nil),   // 9: tidemark.v1.GetAggregateResponse
-	(*GetMarkRequest)(nil),         // 10: tidemark.v1.GetMarkRequest
-	(*GetMarkResponse)(nil),        // 11: tidemark.v1.GetMarkResponse
-	(*ListMarksRequest)(nil),       // 12: tidemark.v1.ListMarksRequest
-	(*ListMarksResponse)(nil),      // 13: tidemark.v1.ListMarksResponse
-	(*WriterMark)(nil),             // 14: tidemark.v1.WriterMark
-	(*FindEventRequest)(nil),       // 15: tidemark.v1.FindEventRequest
-	(*FindEventResponse)(nil),      // 16: tidemark.v1.FindEventResponse
-	(*ListOrgsRequest)(nil),        // 17: tidemark.v1.ListOrgsRequest
-	(*ListOrgsResponse)(nil),       // 18: tidemark.v1.ListOrgsResponse
-	(*ListTypesRequest)(nil),       // 19: tidemark.v1.ListTypesRequest
-	(*ListTypesResponse)(nil),      // 20: tidemark.v1.ListTypesResponse
-	(*ListAggregatesRequest)(nil),  // 21: tidemark.v1.ListAggregatesRequest
-	(*ListAggregatesResponse)(nil), // 22: tidemark.v1.ListAggregatesResponse
-	(*AggregateKey)(nil),           // 23: tidemark.v1.AggregateKey
-	(*NewEvent)(nil),               // 24: tidemark.v1.NewEvent
-	(*timestamppb.Timestamp)(nil),  // 25: google.protobuf.Timestamp
-	(Direction)(0),                 // 26: tidemark.v1.Direction
-	(*Filter)(nil),                 // 27: tidemark.v1.Filter
-	(Consistency)(0),               // 28: tidemark.v1.Consistency
-	(*Batch)(nil),                  // 29: tidemark.v1.Batch
-	(*Holder)(nil),                 // 30: tidemark.v1.Holder
-	(*ReadAllRequest)(nil),         // 31: tidemark.v1.ReadAllRequest
-	(*SubscribeRequest)(nil),       // 32: tidemark.v1.SubscribeRequest
-	(*TrimRequest)(nil),            // 33: tidemark.v1.TrimRequest
-	(*DeleteRequest)(nil),          // 34: tidemark.v1.DeleteRequest
-	(*ReadAllResponse)(nil),        // 35: tidemark.v1.ReadAllResponse
-	(*SubscribeResponse)(nil),      // 36: tidemark.v1.SubscribeResponse
-	(*TrimResponse)(nil),           // 37: tidemark.v1.TrimResponse
-	(*DeleteResponse)(nil),         // 38: tidemark.v1.DeleteResponse
+	(*AppendStreamRequest)(nil),    // 5: tidemark.v1.AppendStreamRequest
+	(*AppendStreamResponse)(nil),   // 6: tidemark.v1.AppendStreamResponse
+	(*AppendAnswer)(nil),           // 7: tidemark.v1.AppendAnswer
+	(*ReadRequest)(nil),            // 8: tidemark.v1.ReadRequest
+	(*ReadResponse)(nil),           // 9: tidemark.v1.ReadResponse
+	(*ReadEnd)(nil),                // 10: tidemark.v1.ReadEnd
+	(*GetAggregateRequest)(nil),    // 11: tidemark.v1.GetAggregateRequest
+	(*GetAggregateResponse)(nil),   // 12: tidemark.v1.GetAggregateResponse
+	(*GetMarkRequest)(nil),         // 13: tidemark.v1.GetMarkRequest
+	(*GetMarkResponse)(nil),        // 14: tidemark.v1.GetMarkResponse
+	(*ListMarksRequest)(nil),       // 15: tidemark.v1.ListMarksRequest
+	(*ListMarksResponse)(nil),      // 16: tidemark.v1.ListMarksResponse
+	(*WriterMark)(nil),             // 17: tidemark.v1.WriterMark
+	(*FindEventRequest)(nil),       // 18: tidemark.v1.FindEventRequest
+	(*FindEventResponse)(nil),      // 19: tidemark.v1.FindEventResponse
+	(*ListOrgsRequest)(nil),        // 20: tidemark.v1.ListOrgsRequest
+	(*ListOrgsResponse)(nil),       // 21: tidemark.v1.ListOrgsResponse
+	(*ListTypesRequest)(nil),       // 22: tidemark.v1.ListTypesRequest
+	(*ListTypesResponse)(nil),      // 23: tidemark.v1.ListTypesResponse
+	(*ListAggregatesRequest)(nil),  // 24: tidemark.v1.ListAggregatesRequest
+	(*ListAggregatesResponse)(nil), // 25: tidemark.v1.ListAggregatesResponse
+	(*AggregateKey)(nil),           // 26: tidemark.v1.AggregateKey
+	(*NewEvent)(nil),               // 27: tidemark.v1.NewEvent
+	(*timestamppb.Timestamp)(nil),  // 28: google.protobuf.Timestamp
+	(*status.Status)(nil),          // 29: google.rpc.Status
+	(Direction)(0),                 // 30: tidemark.v1.Direction
+	(*Filter)(nil),                 // 31: tidemark.v1.Filter
+	(Consistency)(0),               // 32: tidemark.v1.Consistency
+	(*Batch)(nil),                  // 33: tidemark.v1.Batch
+	(*Holder)(nil),                 // 34: tidemark.v1.Holder
+	(*ReadAllRequest)(nil),         // 35: tidemark.v1.ReadAllRequest
+	(*SubscribeRequest)(nil),       // 36: tidemark.v1.SubscribeRequest
+	(*TrimRequest)(nil),            // 37: tidemark.v1.TrimRequest
+	(*DeleteRequest)(nil),          // 38: tidemark.v1.DeleteRequest
+	(*ReadAllResponse)(nil),        // 39: tidemark.v1.ReadAllResponse
+	(*SubscribeResponse)(nil),      // 40: tidemark.v1.SubscribeResponse
+	(*TrimResponse)(nil),           // 41: tidemark.v1.TrimResponse
+	(*DeleteResponse)(nil),         // 42: tidemark.v1.DeleteResponse
 }
 var file_tidemark_v1_event_store_proto_depIdxs = []int32{
 	2,  // 0: tidemark.v1.AppendRequest.writes:type_name -> tidemark.v1.Write
 	0,  // 1: tidemark.v1.AppendRequest.on_duplicate:type_name -> tidemark.v1.OnDuplicate
-	23, // 2: tidemark.v1.Write.aggregate:type_name -> tidemark.v1.AggregateKey
-	24, // 3: tidemark.v1.Write.events:type_name -> tidemark.v1.NewEvent
+	26, // 2: tidemark.v1.Write.aggregate:type_name -> tidemark.v1.AggregateKey
+	27, // 3: tidemark.v1.Write.events:type_name -> tidemark.v1.NewEvent
 	4,  // 4: tidemark.v1.AppendResponse.results:type_name -> tidemark.v1.WriteResult
-	23, // 5: tidemark.v1.WriteResult.aggregate:type_name -> tidemark.v1.AggregateKey
-	25, // 6: tidemark.v1.WriteResult.committed_at:type_name -> google.protobuf.Timestamp
-	23, // 7: tidemark.v1.ReadRequest.aggregate:type_name -> tidemark.v1.AggregateKey
-	26, // 8: tidemark.v1.ReadRequest.direction:type_name -> tidemark.v1.Direction
-	27, // 9: tidemark.v1.ReadRequest.filter:type_name -> tidemark.v1.Filter
-	28, // 10: tidemark.v1.ReadRequest.consistency:type_name -> tidemark.v1.Consistency
-	29, // 11: tidemark.v1.ReadResponse.batches:type_name -> tidemark.v1.Batch
-	7,  // 12: tidemark.v1.ReadResponse.end:type_name -> tidemark.v1.ReadEnd
-	23, // 13: tidemark.v1.GetAggregateRequest.aggregate:type_name -> tidemark.v1.AggregateKey
-	28, // 14: tidemark.v1.GetAggregateRequest.consistency:type_name -> tidemark.v1.Consistency
-	23, // 15: tidemark.v1.GetAggregateResponse.aggregate:type_name -> tidemark.v1.AggregateKey
-	25, // 16: tidemark.v1.GetAggregateResponse.created_at:type_name -> google.protobuf.Timestamp
-	25, // 17: tidemark.v1.GetAggregateResponse.last_committed_at:type_name -> google.protobuf.Timestamp
-	23, // 18: tidemark.v1.GetMarkRequest.aggregate:type_name -> tidemark.v1.AggregateKey
-	28, // 19: tidemark.v1.GetMarkRequest.consistency:type_name -> tidemark.v1.Consistency
-	30, // 20: tidemark.v1.GetMarkResponse.holder:type_name -> tidemark.v1.Holder
-	23, // 21: tidemark.v1.ListMarksRequest.aggregate:type_name -> tidemark.v1.AggregateKey
-	28, // 22: tidemark.v1.ListMarksRequest.consistency:type_name -> tidemark.v1.Consistency
-	14, // 23: tidemark.v1.ListMarksResponse.marks:type_name -> tidemark.v1.WriterMark
-	30, // 24: tidemark.v1.WriterMark.holder:type_name -> tidemark.v1.Holder
-	23, // 25: tidemark.v1.FindEventRequest.aggregate:type_name -> tidemark.v1.AggregateKey
-	28, // 26: tidemark.v1.FindEventRequest.consistency:type_name -> tidemark.v1.Consistency
-	30, // 27: tidemark.v1.FindEventResponse.holder:type_name -> tidemark.v1.Holder
-	29, // 28: tidemark.v1.FindEventResponse.batch:type_name -> tidemark.v1.Batch
-	28, // 29: tidemark.v1.ListOrgsRequest.consistency:type_name -> tidemark.v1.Consistency
-	28, // 30: tidemark.v1.ListTypesRequest.consistency:type_name -> tidemark.v1.Consistency
-	28, // 31: tidemark.v1.ListAggregatesRequest.consistency:type_name -> tidemark.v1.Consistency
-	9,  // 32: tidemark.v1.ListAggregatesResponse.aggregates:type_name -> tidemark.v1.GetAggregateResponse
-	1,  // 33: tidemark.v1.EventStoreService.Append:input_type -> tidemark.v1.AppendRequest
-	5,  // 34: tidemark.v1.EventStoreService.Read:input_type -> tidemark.v1.ReadRequest
-	31, // 35: tidemark.v1.EventStoreService.ReadAll:input_type -> tidemark.v1.ReadAllRequest
-	32, // 36: tidemark.v1.EventStoreService.Subscribe:input_type -> tidemark.v1.SubscribeRequest
-	33, // 37: tidemark.v1.EventStoreService.Trim:input_type -> tidemark.v1.TrimRequest
-	34, // 38: tidemark.v1.EventStoreService.Delete:input_type -> tidemark.v1.DeleteRequest
-	8,  // 39: tidemark.v1.EventStoreService.GetAggregate:input_type -> tidemark.v1.GetAggregateRequest
-	10, // 40: tidemark.v1.EventStoreService.GetMark:input_type -> tidemark.v1.GetMarkRequest
-	12, // 41: tidemark.v1.EventStoreService.ListMarks:input_type -> tidemark.v1.ListMarksRequest
-	15, // 42: tidemark.v1.EventStoreService.FindEvent:input_type -> tidemark.v1.FindEventRequest
-	17, // 43: tidemark.v1.EventStoreService.ListOrgs:input_type -> tidemark.v1.ListOrgsRequest
-	19, // 44: tidemark.v1.EventStoreService.ListTypes:input_type -> tidemark.v1.ListTypesRequest
-	21, // 45: tidemark.v1.EventStoreService.ListAggregates:input_type -> tidemark.v1.ListAggregatesRequest
-	3,  // 46: tidemark.v1.EventStoreService.Append:output_type -> tidemark.v1.AppendResponse
-	6,  // 47: tidemark.v1.EventStoreService.Read:output_type -> tidemark.v1.ReadResponse
-	35, // 48: tidemark.v1.EventStoreService.ReadAll:output_type -> tidemark.v1.ReadAllResponse
-	36, // 49: tidemark.v1.EventStoreService.Subscribe:output_type -> tidemark.v1.SubscribeResponse
-	37, // 50: tidemark.v1.EventStoreService.Trim:output_type -> tidemark.v1.TrimResponse
-	38, // 51: tidemark.v1.EventStoreService.Delete:output_type -> tidemark.v1.DeleteResponse
-	9,  // 52: tidemark.v1.EventStoreService.GetAggregate:output_type -> tidemark.v1.GetAggregateResponse
-	11, // 53: tidemark.v1.EventStoreService.GetMark:output_type -> tidemark.v1.GetMarkResponse
-	13, // 54: tidemark.v1.EventStoreService.ListMarks:output_type -> tidemark.v1.ListMarksResponse
-	16, // 55: tidemark.v1.EventStoreService.FindEvent:output_type -> tidemark.v1.FindEventResponse
-	18, // 56: tidemark.v1.EventStoreService.ListOrgs:output_type -> tidemark.v1.ListOrgsResponse
-	20, // 57: tidemark.v1.EventStoreService.ListTypes:output_type -> tidemark.v1.ListTypesResponse
-	22, // 58: tidemark.v1.EventStoreService.ListAggregates:output_type -> tidemark.v1.ListAggregatesResponse
-	46, // [46:59] is the sub-list for method output_type
-	33, // [33:46] is the sub-list for method input_type
-	33, // [33:33] is the sub-list for extension type_name
-	33, // [33:33] is the sub-list for extension extendee
-	0,  // [0:33] is the sub-list for field type_name
+	26, // 5: tidemark.v1.WriteResult.aggregate:type_name -> tidemark.v1.AggregateKey
+	28, // 6: tidemark.v1.WriteResult.committed_at:type_name -> google.protobuf.Timestamp
+	1,  // 7: tidemark.v1.AppendStreamRequest.appends:type_name -> tidemark.v1.AppendRequest
+	7,  // 8: tidemark.v1.AppendStreamResponse.answers:type_name -> tidemark.v1.AppendAnswer
+	3,  // 9: tidemark.v1.AppendAnswer.response:type_name -> tidemark.v1.AppendResponse
+	29, // 10: tidemark.v1.AppendAnswer.error:type_name -> google.rpc.Status
+	26, // 11: tidemark.v1.ReadRequest.aggregate:type_name -> tidemark.v1.AggregateKey
+	30, // 12: tidemark.v1.ReadRequest.direction:type_name -> tidemark.v1.Direction
+	31, // 13: tidemark.v1.ReadRequest.filter:type_name -> tidemark.v1.Filter
+	32, // 14: tidemark.v1.ReadRequest.consistency:type_name -> tidemark.v1.Consistency
+	33, // 15: tidemark.v1.ReadResponse.batches:type_name -> tidemark.v1.Batch
+	10, // 16: tidemark.v1.ReadResponse.end:type_name -> tidemark.v1.ReadEnd
+	26, // 17: tidemark.v1.GetAggregateRequest.aggregate:type_name -> tidemark.v1.AggregateKey
+	32, // 18: tidemark.v1.GetAggregateRequest.consistency:type_name -> tidemark.v1.Consistency
+	26, // 19: tidemark.v1.GetAggregateResponse.aggregate:type_name -> tidemark.v1.AggregateKey
+	28, // 20: tidemark.v1.GetAggregateResponse.created_at:type_name -> google.protobuf.Timestamp
+	28, // 21: tidemark.v1.GetAggregateResponse.last_committed_at:type_name -> google.protobuf.Timestamp
+	26, // 22: tidemark.v1.GetMarkRequest.aggregate:type_name -> tidemark.v1.AggregateKey
+	32, // 23: tidemark.v1.GetMarkRequest.consistency:type_name -> tidemark.v1.Consistency
+	34, // 24: tidemark.v1.GetMarkResponse.holder:type_name -> tidemark.v1.Holder
+	26, // 25: tidemark.v1.ListMarksRequest.aggregate:type_name -> tidemark.v1.AggregateKey
+	32, // 26: tidemark.v1.ListMarksRequest.consistency:type_name -> tidemark.v1.Consistency
+	17, // 27: tidemark.v1.ListMarksResponse.marks:type_name -> tidemark.v1.WriterMark
+	34, // 28: tidemark.v1.WriterMark.holder:type_name -> tidemark.v1.Holder
+	26, // 29: tidemark.v1.FindEventRequest.aggregate:type_name -> tidemark.v1.AggregateKey
+	32, // 30: tidemark.v1.FindEventRequest.consistency:type_name -> tidemark.v1.Consistency
+	34, // 31: tidemark.v1.FindEventResponse.holder:type_name -> tidemark.v1.Holder
+	33, // 32: tidemark.v1.FindEventResponse.batch:type_name -> tidemark.v1.Batch
+	32, // 33: tidemark.v1.ListOrgsRequest.consistency:type_name -> tidemark.v1.Consistency
+	32, // 34: tidemark.v1.ListTypesRequest.consistency:type_name -> tidemark.v1.Consistency
+	32, // 35: tidemark.v1.ListAggregatesRequest.consistency:type_name -> tidemark.v1.Consistency
+	12, // 36: tidemark.v1.ListAggregatesResponse.aggregates:type_name -> tidemark.v1.GetAggregateResponse
+	1,  // 37: tidemark.v1.EventStoreService.Append:input_type -> tidemark.v1.AppendRequest
+	5,  // 38: tidemark.v1.EventStoreService.AppendStream:input_type -> tidemark.v1.AppendStreamRequest
+	8,  // 39: tidemark.v1.EventStoreService.Read:input_type -> tidemark.v1.ReadRequest
+	35, // 40: tidemark.v1.EventStoreService.ReadAll:input_type -> tidemark.v1.ReadAllRequest
+	36, // 41: tidemark.v1.EventStoreService.Subscribe:input_type -> tidemark.v1.SubscribeRequest
+	37, // 42: tidemark.v1.EventStoreService.Trim:input_type -> tidemark.v1.TrimRequest
+	38, // 43: tidemark.v1.EventStoreService.Delete:input_type -> tidemark.v1.DeleteRequest
+	11, // 44: tidemark.v1.EventStoreService.GetAggregate:input_type -> tidemark.v1.GetAggregateRequest
+	13, // 45: tidemark.v1.EventStoreService.GetMark:input_type -> tidemark.v1.GetMarkRequest
+	15, // 46: tidemark.v1.EventStoreService.ListMarks:input_type -> tidemark.v1.ListMarksRequest
+	18, // 47: tidemark.v1.EventStoreService.FindEvent:input_type -> tidemark.v1.FindEventRequest
+	20, // 48: tidemark.v1.EventStoreService.ListOrgs:input_type -> tidemark.v1.ListOrgsRequest
+	22, // 49: tidemark.v1.EventStoreService.ListTypes:input_type -> tidemark.v1.ListTypesRequest
+	24, // 50: tidemark.v1.EventStoreService.ListAggregates:input_type -> tidemark.v1.ListAggregatesRequest
+	3,  // 51: tidemark.v1.EventStoreService.Append:output_type -> tidemark.v1.AppendResponse
+	6,  // 52: tidemark.v1.EventStoreService.AppendStream:output_type -> tidemark.v1.AppendStreamResponse
+	9,  // 53: tidemark.v1.EventStoreService.Read:output_type -> tidemark.v1.ReadResponse
+	39, // 54: tidemark.v1.EventStoreService.ReadAll:output_type -> tidemark.v1.ReadAllResponse
+	40, // 55: tidemark.v1.EventStoreService.Subscribe:output_type -> tidemark.v1.SubscribeResponse
+	41, // 56: tidemark.v1.EventStoreService.Trim:output_type -> tidemark.v1.TrimResponse
+	42, // 57: tidemark.v1.EventStoreService.Delete:output_type -> tidemark.v1.DeleteResponse
+	12, // 58: tidemark.v1.EventStoreService.GetAggregate:output_type -> tidemark.v1.GetAggregateResponse
+	14, // 59: tidemark.v1.EventStoreService.GetMark:output_type -> tidemark.v1.GetMarkResponse
+	16, // 60: tidemark.v1.EventStoreService.ListMarks:output_type -> tidemark.v1.ListMarksResponse
+	19, // 61: tidemark.v1.EventStoreService.FindEvent:output_type -> tidemark.v1.FindEventResponse
+	21, // 62: tidemark.v1.EventStoreService.ListOrgs:output_type -> tidemark.v1.ListOrgsResponse
+	23, // 63: tidemark.v1.EventStoreService.ListTypes:output_type -> tidemark.v1.ListTypesResponse
+	25, // 64: tidemark.v1.EventStoreService.ListAggregates:output_type -> tidemark.v1.ListAggregatesResponse
+	51, // [51:65] is the sub-list for method output_type
+	37, // [37:51] is the sub-list for method input_type
+	37, // [37:37] is the sub-list for extension type_name
+	37, // [37:37] is the sub-list for extension extendee
+	0,  // [0:37] is the sub-list for field type_name
 }
 
 func init() { file_tidemark_v1_event_store_proto_init() }
@@ -2126,14 +2331,18 @@ func file_tidemark_v1_event_store_proto_init() {
 	file_tidemark_v1_log_proto_init()
 	file_tidemark_v1_trim_proto_init()
 	file_tidemark_v1_event_store_proto_msgTypes[1].OneofWrappers = []any{}
-	file_tidemark_v1_event_store_proto_msgTypes[10].OneofWrappers = []any{}
+	file_tidemark_v1_event_store_proto_msgTypes[6].OneofWrappers = []any{
+		(*AppendAnswer_Response)(nil),
+		(*AppendAnswer_Error)(nil),
+	}
+	file_tidemark_v1_event_store_proto_msgTypes[13].OneofWrappers = []any{}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_tidemark_v1_event_store_proto_rawDesc), len(file_tidemark_v1_event_store_proto_rawDesc)),
 			NumEnums:      1,
-			NumMessages:   22,
+			NumMessages:   25,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

@@ -22,6 +22,7 @@ const _ = grpc.SupportPackageIsVersion9
 
 const (
 	EventStoreService_Append_FullMethodName         = "/tidemark.v1.EventStoreService/Append"
+	EventStoreService_AppendStream_FullMethodName   = "/tidemark.v1.EventStoreService/AppendStream"
 	EventStoreService_Read_FullMethodName           = "/tidemark.v1.EventStoreService/Read"
 	EventStoreService_ReadAll_FullMethodName        = "/tidemark.v1.EventStoreService/ReadAll"
 	EventStoreService_Subscribe_FullMethodName      = "/tidemark.v1.EventStoreService/Subscribe"
@@ -46,6 +47,15 @@ type EventStoreServiceClient interface {
 	// documented as definite (docs/errors.md) leaves open whether the write landed: keep the
 	// client_seq and ask again. Turn automatic retries off unless every write is enforced.
 	Append(ctx context.Context, in *AppendRequest, opts ...grpc.CallOption) (*AppendResponse, error)
+	// AppendStream takes appends one after the other, each its own write with its own answer.
+	// They are admitted in the order sent and answered in any order, matched by request_id,
+	// which must be there and unique among those without an answer, or the stream ends with 2016.
+	// An error is an answer and does not end the stream. A request that fails breaks the chain of
+	// each of its pairs of aggregate and client_id: from then on an enforced write of the pair
+	// passes on this stream only with the matching previous_client_seq, else 2030, and once such
+	// a write is admitted the chain is whole again. So a writer that pipelines never skips a
+	// sequence. When the node stops, the stream ends with 2011 once all that it read is answered.
+	AppendStream(ctx context.Context, opts ...grpc.CallOption) (grpc.BidiStreamingClient[AppendStreamRequest, AppendStreamResponse], error)
 	// Read streams the batches of one aggregate in version order.
 	Read(ctx context.Context, in *ReadRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[ReadResponse], error)
 	// ReadAll streams the batches of all aggregates in commit order, or backwards. Positions
@@ -99,9 +109,22 @@ func (c *eventStoreServiceClient) Append(ctx context.Context, in *AppendRequest,
 	return out, nil
 }
 
+func (c *eventStoreServiceClient) AppendStream(ctx context.Context, opts ...grpc.CallOption) (grpc.BidiStreamingClient[AppendStreamRequest, AppendStreamResponse], error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	stream, err := c.cc.NewStream(ctx, &EventStoreService_ServiceDesc.Streams[0], EventStoreService_AppendStream_FullMethodName, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	x := &grpc.GenericClientStream[AppendStreamRequest, AppendStreamResponse]{ClientStream: stream}
+	return x, nil
+}
+
+// This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
+type EventStoreService_AppendStreamClient = grpc.BidiStreamingClient[AppendStreamRequest, AppendStreamResponse]
+
 func (c *eventStoreServiceClient) Read(ctx context.Context, in *ReadRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[ReadResponse], error) {
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
-	stream, err := c.cc.NewStream(ctx, &EventStoreService_ServiceDesc.Streams[0], EventStoreService_Read_FullMethodName, cOpts...)
+	stream, err := c.cc.NewStream(ctx, &EventStoreService_ServiceDesc.Streams[1], EventStoreService_Read_FullMethodName, cOpts...)
 	if err != nil {
 		return nil, err
 	}
@@ -120,7 +143,7 @@ type EventStoreService_ReadClient = grpc.ServerStreamingClient[ReadResponse]
 
 func (c *eventStoreServiceClient) ReadAll(ctx context.Context, in *ReadAllRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[ReadAllResponse], error) {
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
-	stream, err := c.cc.NewStream(ctx, &EventStoreService_ServiceDesc.Streams[1], EventStoreService_ReadAll_FullMethodName, cOpts...)
+	stream, err := c.cc.NewStream(ctx, &EventStoreService_ServiceDesc.Streams[2], EventStoreService_ReadAll_FullMethodName, cOpts...)
 	if err != nil {
 		return nil, err
 	}
@@ -139,7 +162,7 @@ type EventStoreService_ReadAllClient = grpc.ServerStreamingClient[ReadAllRespons
 
 func (c *eventStoreServiceClient) Subscribe(ctx context.Context, in *SubscribeRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[SubscribeResponse], error) {
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
-	stream, err := c.cc.NewStream(ctx, &EventStoreService_ServiceDesc.Streams[2], EventStoreService_Subscribe_FullMethodName, cOpts...)
+	stream, err := c.cc.NewStream(ctx, &EventStoreService_ServiceDesc.Streams[3], EventStoreService_Subscribe_FullMethodName, cOpts...)
 	if err != nil {
 		return nil, err
 	}
@@ -256,6 +279,15 @@ type EventStoreServiceServer interface {
 	// documented as definite (docs/errors.md) leaves open whether the write landed: keep the
 	// client_seq and ask again. Turn automatic retries off unless every write is enforced.
 	Append(context.Context, *AppendRequest) (*AppendResponse, error)
+	// AppendStream takes appends one after the other, each its own write with its own answer.
+	// They are admitted in the order sent and answered in any order, matched by request_id,
+	// which must be there and unique among those without an answer, or the stream ends with 2016.
+	// An error is an answer and does not end the stream. A request that fails breaks the chain of
+	// each of its pairs of aggregate and client_id: from then on an enforced write of the pair
+	// passes on this stream only with the matching previous_client_seq, else 2030, and once such
+	// a write is admitted the chain is whole again. So a writer that pipelines never skips a
+	// sequence. When the node stops, the stream ends with 2011 once all that it read is answered.
+	AppendStream(grpc.BidiStreamingServer[AppendStreamRequest, AppendStreamResponse]) error
 	// Read streams the batches of one aggregate in version order.
 	Read(*ReadRequest, grpc.ServerStreamingServer[ReadResponse]) error
 	// ReadAll streams the batches of all aggregates in commit order, or backwards. Positions
@@ -301,6 +333,9 @@ type UnimplementedEventStoreServiceServer struct{}
 
 func (UnimplementedEventStoreServiceServer) Append(context.Context, *AppendRequest) (*AppendResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method Append not implemented")
+}
+func (UnimplementedEventStoreServiceServer) AppendStream(grpc.BidiStreamingServer[AppendStreamRequest, AppendStreamResponse]) error {
+	return status.Error(codes.Unimplemented, "method AppendStream not implemented")
 }
 func (UnimplementedEventStoreServiceServer) Read(*ReadRequest, grpc.ServerStreamingServer[ReadResponse]) error {
 	return status.Error(codes.Unimplemented, "method Read not implemented")
@@ -376,6 +411,13 @@ func _EventStoreService_Append_Handler(srv interface{}, ctx context.Context, dec
 	}
 	return interceptor(ctx, in, info, handler)
 }
+
+func _EventStoreService_AppendStream_Handler(srv interface{}, stream grpc.ServerStream) error {
+	return srv.(EventStoreServiceServer).AppendStream(&grpc.GenericServerStream[AppendStreamRequest, AppendStreamResponse]{ServerStream: stream})
+}
+
+// This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
+type EventStoreService_AppendStreamServer = grpc.BidiStreamingServer[AppendStreamRequest, AppendStreamResponse]
 
 func _EventStoreService_Read_Handler(srv interface{}, stream grpc.ServerStream) error {
 	m := new(ReadRequest)
@@ -621,6 +663,12 @@ var EventStoreService_ServiceDesc = grpc.ServiceDesc{
 		},
 	},
 	Streams: []grpc.StreamDesc{
+		{
+			StreamName:    "AppendStream",
+			Handler:       _EventStoreService_AppendStream_Handler,
+			ServerStreams: true,
+			ClientStreams: true,
+		},
 		{
 			StreamName:    "Read",
 			Handler:       _EventStoreService_Read_Handler,
