@@ -42,6 +42,9 @@ type clusterService struct {
 	stopping <-chan struct{}
 	// backupStall is how long the receiver of a backup may take next to nothing.
 	backupStall time.Duration
+	// verifications are bounded and counted; each keeps to the pace.
+	verifications *verifications
+	verifyPace    pace
 }
 
 // longestChange bounds a change that waits for another node, if its caller does not.

@@ -100,6 +100,9 @@ func (f *fakeShard) stage(key record.Key, client string, second int64, events ..
 		position = max(position, other.Position)
 	}
 	position = max(position, applied.Position) + 1
+	if !found {
+		h.FirstLive = position
+	}
 	header := record.BatchHeader{
 		Key: key, Incarnation: h.Incarnation, Version: h.Version + 1, Position: position,
 		CommitFirst: position, CommitCount: 1, ClientID: client, CommittedAt: second * 1e9,
@@ -119,6 +122,7 @@ func (f *fakeShard) stage(key record.Key, client string, second int64, events ..
 			EventNumber: header.FirstEventNumber + uint64(i), CommittedAt: header.CommittedAt,
 			FirstSeq: first, LastSeq: last, EventCount: header.EventCount,
 			CommitFirst: position, CommitCount: 1, EventID: e.GetEventId(),
+			Content: record.ContentHash(record.AppendEvent(nil, e)),
 		})
 	}
 	f.log(position, history.Change{Key: key, Incarnation: h.Incarnation, Version: header.Version, Kind: history.ChangeBatch}, f.batch.Stored(f.staged()))

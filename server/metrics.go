@@ -45,6 +45,7 @@ func (c *collector) Collect(to chan<- prometheus.Metric) {
 	m.log(&st)
 	m.snapshots(&st)
 	m.backups(st.Backups)
+	m.verifications(&s.verifications)
 	if st.History != nil {
 		m.history(st.History)
 	}
@@ -226,6 +227,13 @@ func (m sink) backups(s replication.BackupStats) {
 	m.Counter("backups_total", float64(s.Failed), "failed")
 	m.Counter("backup_sent_bytes_total", float64(s.Bytes))
 	m.Gauge("backup_timestamp_seconds", unixSeconds(s.LastSent))
+}
+
+func (m sink) verifications(v *verifications) {
+	m.Gauge("verifications", float64(v.running.Load()))
+	m.Gauge("verifications_limit", maxVerifications)
+	m.Counter("verified_batches_total", float64(v.batches.Load()))
+	m.Counter("verify_findings_total", float64(v.findings.Load()))
 }
 
 func (m sink) history(h *history.Stats) {

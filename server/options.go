@@ -75,6 +75,8 @@ type Options struct {
 	readStall, readPatience time.Duration
 	// backupStall is that of backups.
 	backupStall time.Duration
+	// verifyPace is that of verifications.
+	verifyPace pace
 }
 
 // Build is what /metrics says of the binary.
@@ -107,6 +109,9 @@ func (o *Options) fill() error {
 	}
 	if o.HandshakeTimeout == 0 {
 		o.HandshakeTimeout = DefaultHandshakeTimeout
+	}
+	if o.verifyPace == (pace{}) {
+		o.verifyPace = pace{work: verifyWork, rest: verifyRest}
 	}
 	if o.backupStall == 0 {
 		o.backupStall = backupStall

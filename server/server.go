@@ -32,6 +32,7 @@ type Server struct {
 	health *health.Server
 	// The bounds of gRPC's connections and of HTTP's.
 	conns, webConns *connBound
+	verifications   verifications
 
 	// stopping is closed by the first Drain or Stop; drained when every call has ended.
 	stopping chan struct{}
@@ -92,7 +93,9 @@ func New(o Options) (*Server, error) {
 	}
 	r := registrar{Server: s.grpc, chain: s.chain}
 	pb.RegisterEventStoreServiceServer(r, &eventStore{shard: o.Shard, log: o.Logger, chain: s.chain, stopping: s.stopping})
-	pb.RegisterClusterServiceServer(r, &clusterService{shard: o.Shard, log: o.Logger, stopping: s.stopping, backupStall: o.backupStall})
+	pb.RegisterClusterServiceServer(r, &clusterService{
+		shard: o.Shard, log: o.Logger, stopping: s.stopping, backupStall: o.backupStall, verifications: &s.verifications, verifyPace: o.verifyPace,
+	})
 	healthpb.RegisterHealthServer(r, s.health)
 	reflection.Register(r)
 	s.web = newWeb(s)

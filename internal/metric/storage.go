@@ -64,7 +64,7 @@ func history() Group {
 
 func snapshots() Group {
 	return Group{
-		Title: "Snapshots and backups",
+		Title: "Snapshots, backups and verification",
 		Intro: "A snapshot stands for the log before it, so that the log can be cut off, and is what a new or lost follower is sent.",
 		Defs: []Def{
 			{Name: "snapshots_total", Kind: Counter, Labels: []Label{{Name: "result", Values: []string{"taken", "failed"}}}, Help: `Snapshots that this node took of itself, or failed to. "failed" is bad: the log grows until one succeeds.`},
@@ -85,6 +85,10 @@ func snapshots() Group {
 			{Name: "backups_total", Kind: Counter, Labels: []Label{{Name: "result", Values: []string{"sent", "failed"}}}, Help: `Backups that this node sent to a client, or did not send to the end.`},
 			{Name: "backup_sent_bytes_total", Kind: Counter, Help: "Bytes of backups that were sent, whole or not."},
 			{Name: "backup_timestamp_seconds", Kind: Gauge, Help: "The moment that the newest backup which this node sent whole is of, in seconds since 1970; 0 = there is none. It survives restarts. Any node may be asked for backups: take the maximum over all, and alert on its age."},
+			{Name: "verifications", Kind: Gauge, Help: "Verify calls at work. Each takes up to a quarter of a core, and reads from the disk."},
+			{Name: "verifications_limit", Kind: Gauge, Help: "Most of those; more are answered 11000."},
+			{Name: "verified_batches_total", Kind: Counter, Help: "Batches that Verify calls have checked."},
+			{Name: "verify_findings_total", Kind: Counter, Help: "What Verify calls have found on this node. Anything but 0 is bad: docs/verify.md says what to do."},
 		},
 	}
 }

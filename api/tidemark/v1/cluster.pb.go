@@ -21,6 +21,82 @@ const (
 	_ = protoimpl.EnforceVersion(protoimpl.MaxVersion - 20)
 )
 
+type FindingKind int32
+
+const (
+	FindingKind_FINDING_KIND_UNSPECIFIED FindingKind = 0
+	// A batch whose content does not have the chain hash that it was stored with, or that says
+	// of itself what cannot be.
+	FindingKind_FINDING_KIND_CHANGED FindingKind = 1
+	// There is no batch where one belongs.
+	FindingKind_FINDING_KIND_MISSING FindingKind = 2
+	// A batch that stands in another's place.
+	FindingKind_FINDING_KIND_MISPLACED FindingKind = 3
+	// A batch that does not go on from the one before it: one of the two is another.
+	FindingKind_FINDING_KIND_UNLINKED FindingKind = 4
+	// A batch that a trim or a delete took, and that is there.
+	FindingKind_FINDING_KIND_LEFTOVER FindingKind = 5
+	// The description of the aggregate is not what its batches say.
+	FindingKind_FINDING_KIND_HEAD FindingKind = 6
+	// A writer row is missing, or is not what the batch says.
+	FindingKind_FINDING_KIND_ROW FindingKind = 7
+	// It cannot be read; the text names the file. The rest of the aggregate is not checked.
+	FindingKind_FINDING_KIND_UNREADABLE FindingKind = 8
+)
+
+// Enum value maps for FindingKind.
+var (
+	FindingKind_name = map[int32]string{
+		0: "FINDING_KIND_UNSPECIFIED",
+		1: "FINDING_KIND_CHANGED",
+		2: "FINDING_KIND_MISSING",
+		3: "FINDING_KIND_MISPLACED",
+		4: "FINDING_KIND_UNLINKED",
+		5: "FINDING_KIND_LEFTOVER",
+		6: "FINDING_KIND_HEAD",
+		7: "FINDING_KIND_ROW",
+		8: "FINDING_KIND_UNREADABLE",
+	}
+	FindingKind_value = map[string]int32{
+		"FINDING_KIND_UNSPECIFIED": 0,
+		"FINDING_KIND_CHANGED":     1,
+		"FINDING_KIND_MISSING":     2,
+		"FINDING_KIND_MISPLACED":   3,
+		"FINDING_KIND_UNLINKED":    4,
+		"FINDING_KIND_LEFTOVER":    5,
+		"FINDING_KIND_HEAD":        6,
+		"FINDING_KIND_ROW":         7,
+		"FINDING_KIND_UNREADABLE":  8,
+	}
+)
+
+func (x FindingKind) Enum() *FindingKind {
+	p := new(FindingKind)
+	*p = x
+	return p
+}
+
+func (x FindingKind) String() string {
+	return protoimpl.X.EnumStringOf(x.Descriptor(), protoreflect.EnumNumber(x))
+}
+
+func (FindingKind) Descriptor() protoreflect.EnumDescriptor {
+	return file_tidemark_v1_cluster_proto_enumTypes[0].Descriptor()
+}
+
+func (FindingKind) Type() protoreflect.EnumType {
+	return &file_tidemark_v1_cluster_proto_enumTypes[0]
+}
+
+func (x FindingKind) Number() protoreflect.EnumNumber {
+	return protoreflect.EnumNumber(x)
+}
+
+// Deprecated: Use FindingKind.Descriptor instead.
+func (FindingKind) EnumDescriptor() ([]byte, []int) {
+	return file_tidemark_v1_cluster_proto_rawDescGZIP(), []int{0}
+}
+
 type GetStatusRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	unknownFields protoimpl.UnknownFields
@@ -903,11 +979,329 @@ func (x *BackupResponse) GetChunk() []byte {
 	return nil
 }
 
+// VerifyRequest names what to verify: nothing is everything, and each field narrows the scope
+// of those before it, which must be given.
+type VerifyRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Org           string                 `protobuf:"bytes,1,opt,name=org,proto3" json:"org,omitempty"`
+	Type          string                 `protobuf:"bytes,2,opt,name=type,proto3" json:"type,omitempty"`
+	Id            string                 `protobuf:"bytes,3,opt,name=id,proto3" json:"id,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *VerifyRequest) Reset() {
+	*x = VerifyRequest{}
+	mi := &file_tidemark_v1_cluster_proto_msgTypes[15]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *VerifyRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*VerifyRequest) ProtoMessage() {}
+
+func (x *VerifyRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_tidemark_v1_cluster_proto_msgTypes[15]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use VerifyRequest.ProtoReflect.Descriptor instead.
+func (*VerifyRequest) Descriptor() ([]byte, []int) {
+	return file_tidemark_v1_cluster_proto_rawDescGZIP(), []int{15}
+}
+
+func (x *VerifyRequest) GetOrg() string {
+	if x != nil {
+		return x.Org
+	}
+	return ""
+}
+
+func (x *VerifyRequest) GetType() string {
+	if x != nil {
+		return x.Type
+	}
+	return ""
+}
+
+func (x *VerifyRequest) GetId() string {
+	if x != nil {
+		return x.Id
+	}
+	return ""
+}
+
+// VerifyResponse is sent at least once a second, and as soon as there are findings. The last
+// one says done; a stream that ends without that did not look at everything.
+type VerifyResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Progress      *VerifyProgress        `protobuf:"bytes,1,opt,name=progress,proto3" json:"progress,omitempty"`
+	Findings      []*VerifyFinding       `protobuf:"bytes,2,rep,name=findings,proto3" json:"findings,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *VerifyResponse) Reset() {
+	*x = VerifyResponse{}
+	mi := &file_tidemark_v1_cluster_proto_msgTypes[16]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *VerifyResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*VerifyResponse) ProtoMessage() {}
+
+func (x *VerifyResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_tidemark_v1_cluster_proto_msgTypes[16]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use VerifyResponse.ProtoReflect.Descriptor instead.
+func (*VerifyResponse) Descriptor() ([]byte, []int) {
+	return file_tidemark_v1_cluster_proto_rawDescGZIP(), []int{16}
+}
+
+func (x *VerifyResponse) GetProgress() *VerifyProgress {
+	if x != nil {
+		return x.Progress
+	}
+	return nil
+}
+
+func (x *VerifyResponse) GetFindings() []*VerifyFinding {
+	if x != nil {
+		return x.Findings
+	}
+	return nil
+}
+
+// VerifyProgress counts what has been checked since the call began.
+type VerifyProgress struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The node that answers.
+	NodeId   string `protobuf:"bytes,1,opt,name=node_id,json=nodeId,proto3" json:"node_id,omitempty"`
+	Timeline string `protobuf:"bytes,2,opt,name=timeline,proto3" json:"timeline,omitempty"`
+	// Position of the newest change that it had applied when the call began: everything up to
+	// there is looked at.
+	Position uint64 `protobuf:"varint,3,opt,name=position,proto3" json:"position,omitempty"`
+	// Aggregates that are finished, deleted ones included.
+	Aggregates uint64 `protobuf:"varint,4,opt,name=aggregates,proto3" json:"aggregates,omitempty"`
+	Batches    uint64 `protobuf:"varint,5,opt,name=batches,proto3" json:"batches,omitempty"`
+	Events     uint64 `protobuf:"varint,6,opt,name=events,proto3" json:"events,omitempty"`
+	// Bytes of those batches.
+	Bytes    uint64 `protobuf:"varint,7,opt,name=bytes,proto3" json:"bytes,omitempty"`
+	Findings uint64 `protobuf:"varint,8,opt,name=findings,proto3" json:"findings,omitempty"`
+	// The aggregate that is being checked, or was last.
+	Aggregate     *AggregateKey `protobuf:"bytes,9,opt,name=aggregate,proto3" json:"aggregate,omitempty"`
+	Done          bool          `protobuf:"varint,10,opt,name=done,proto3" json:"done,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *VerifyProgress) Reset() {
+	*x = VerifyProgress{}
+	mi := &file_tidemark_v1_cluster_proto_msgTypes[17]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *VerifyProgress) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*VerifyProgress) ProtoMessage() {}
+
+func (x *VerifyProgress) ProtoReflect() protoreflect.Message {
+	mi := &file_tidemark_v1_cluster_proto_msgTypes[17]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use VerifyProgress.ProtoReflect.Descriptor instead.
+func (*VerifyProgress) Descriptor() ([]byte, []int) {
+	return file_tidemark_v1_cluster_proto_rawDescGZIP(), []int{17}
+}
+
+func (x *VerifyProgress) GetNodeId() string {
+	if x != nil {
+		return x.NodeId
+	}
+	return ""
+}
+
+func (x *VerifyProgress) GetTimeline() string {
+	if x != nil {
+		return x.Timeline
+	}
+	return ""
+}
+
+func (x *VerifyProgress) GetPosition() uint64 {
+	if x != nil {
+		return x.Position
+	}
+	return 0
+}
+
+func (x *VerifyProgress) GetAggregates() uint64 {
+	if x != nil {
+		return x.Aggregates
+	}
+	return 0
+}
+
+func (x *VerifyProgress) GetBatches() uint64 {
+	if x != nil {
+		return x.Batches
+	}
+	return 0
+}
+
+func (x *VerifyProgress) GetEvents() uint64 {
+	if x != nil {
+		return x.Events
+	}
+	return 0
+}
+
+func (x *VerifyProgress) GetBytes() uint64 {
+	if x != nil {
+		return x.Bytes
+	}
+	return 0
+}
+
+func (x *VerifyProgress) GetFindings() uint64 {
+	if x != nil {
+		return x.Findings
+	}
+	return 0
+}
+
+func (x *VerifyProgress) GetAggregate() *AggregateKey {
+	if x != nil {
+		return x.Aggregate
+	}
+	return nil
+}
+
+func (x *VerifyProgress) GetDone() bool {
+	if x != nil {
+		return x.Done
+	}
+	return false
+}
+
+// VerifyFinding is something that is not what was written, or does not belong with the rest.
+type VerifyFinding struct {
+	state     protoimpl.MessageState `protogen:"open.v1"`
+	Kind      FindingKind            `protobuf:"varint,1,opt,name=kind,proto3,enum=tidemark.v1.FindingKind" json:"kind,omitempty"`
+	Aggregate *AggregateKey          `protobuf:"bytes,2,opt,name=aggregate,proto3" json:"aggregate,omitempty"`
+	// The batch that it is about; 0 = of none.
+	Incarnation uint32 `protobuf:"varint,3,opt,name=incarnation,proto3" json:"incarnation,omitempty"`
+	Version     uint64 `protobuf:"varint,4,opt,name=version,proto3" json:"version,omitempty"`
+	// Says what was expected and what was found.
+	Text          string `protobuf:"bytes,5,opt,name=text,proto3" json:"text,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *VerifyFinding) Reset() {
+	*x = VerifyFinding{}
+	mi := &file_tidemark_v1_cluster_proto_msgTypes[18]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *VerifyFinding) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*VerifyFinding) ProtoMessage() {}
+
+func (x *VerifyFinding) ProtoReflect() protoreflect.Message {
+	mi := &file_tidemark_v1_cluster_proto_msgTypes[18]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use VerifyFinding.ProtoReflect.Descriptor instead.
+func (*VerifyFinding) Descriptor() ([]byte, []int) {
+	return file_tidemark_v1_cluster_proto_rawDescGZIP(), []int{18}
+}
+
+func (x *VerifyFinding) GetKind() FindingKind {
+	if x != nil {
+		return x.Kind
+	}
+	return FindingKind_FINDING_KIND_UNSPECIFIED
+}
+
+func (x *VerifyFinding) GetAggregate() *AggregateKey {
+	if x != nil {
+		return x.Aggregate
+	}
+	return nil
+}
+
+func (x *VerifyFinding) GetIncarnation() uint32 {
+	if x != nil {
+		return x.Incarnation
+	}
+	return 0
+}
+
+func (x *VerifyFinding) GetVersion() uint64 {
+	if x != nil {
+		return x.Version
+	}
+	return 0
+}
+
+func (x *VerifyFinding) GetText() string {
+	if x != nil {
+		return x.Text
+	}
+	return ""
+}
+
 var File_tidemark_v1_cluster_proto protoreflect.FileDescriptor
 
 const file_tidemark_v1_cluster_proto_rawDesc = "" +
 	"\n" +
-	"\x19tidemark/v1/cluster.proto\x12\vtidemark.v1\"\x12\n" +
+	"\x19tidemark/v1/cluster.proto\x12\vtidemark.v1\x1a\x18tidemark/v1/common.proto\"\x12\n" +
 	"\x10GetStatusRequest\"\xc0\x03\n" +
 	"\x11GetStatusResponse\x12\x1d\n" +
 	"\n" +
@@ -970,7 +1364,44 @@ const file_tidemark_v1_cluster_proto_rawDesc = "" +
 	"\rBackupRequest\x12\x14\n" +
 	"\x05local\x18\x01 \x01(\bR\x05local\"&\n" +
 	"\x0eBackupResponse\x12\x14\n" +
-	"\x05chunk\x18\x01 \x01(\fR\x05chunk2\xb5\x04\n" +
+	"\x05chunk\x18\x01 \x01(\fR\x05chunk\"E\n" +
+	"\rVerifyRequest\x12\x10\n" +
+	"\x03org\x18\x01 \x01(\tR\x03org\x12\x12\n" +
+	"\x04type\x18\x02 \x01(\tR\x04type\x12\x0e\n" +
+	"\x02id\x18\x03 \x01(\tR\x02id\"\x81\x01\n" +
+	"\x0eVerifyResponse\x127\n" +
+	"\bprogress\x18\x01 \x01(\v2\x1b.tidemark.v1.VerifyProgressR\bprogress\x126\n" +
+	"\bfindings\x18\x02 \x03(\v2\x1a.tidemark.v1.VerifyFindingR\bfindings\"\xb2\x02\n" +
+	"\x0eVerifyProgress\x12\x17\n" +
+	"\anode_id\x18\x01 \x01(\tR\x06nodeId\x12\x1a\n" +
+	"\btimeline\x18\x02 \x01(\tR\btimeline\x12\x1a\n" +
+	"\bposition\x18\x03 \x01(\x04R\bposition\x12\x1e\n" +
+	"\n" +
+	"aggregates\x18\x04 \x01(\x04R\n" +
+	"aggregates\x12\x18\n" +
+	"\abatches\x18\x05 \x01(\x04R\abatches\x12\x16\n" +
+	"\x06events\x18\x06 \x01(\x04R\x06events\x12\x14\n" +
+	"\x05bytes\x18\a \x01(\x04R\x05bytes\x12\x1a\n" +
+	"\bfindings\x18\b \x01(\x04R\bfindings\x127\n" +
+	"\taggregate\x18\t \x01(\v2\x19.tidemark.v1.AggregateKeyR\taggregate\x12\x12\n" +
+	"\x04done\x18\n" +
+	" \x01(\bR\x04done\"\xc6\x01\n" +
+	"\rVerifyFinding\x12,\n" +
+	"\x04kind\x18\x01 \x01(\x0e2\x18.tidemark.v1.FindingKindR\x04kind\x127\n" +
+	"\taggregate\x18\x02 \x01(\v2\x19.tidemark.v1.AggregateKeyR\taggregate\x12 \n" +
+	"\vincarnation\x18\x03 \x01(\rR\vincarnation\x12\x18\n" +
+	"\aversion\x18\x04 \x01(\x04R\aversion\x12\x12\n" +
+	"\x04text\x18\x05 \x01(\tR\x04text*\xfb\x01\n" +
+	"\vFindingKind\x12\x1c\n" +
+	"\x18FINDING_KIND_UNSPECIFIED\x10\x00\x12\x18\n" +
+	"\x14FINDING_KIND_CHANGED\x10\x01\x12\x18\n" +
+	"\x14FINDING_KIND_MISSING\x10\x02\x12\x1a\n" +
+	"\x16FINDING_KIND_MISPLACED\x10\x03\x12\x19\n" +
+	"\x15FINDING_KIND_UNLINKED\x10\x04\x12\x19\n" +
+	"\x15FINDING_KIND_LEFTOVER\x10\x05\x12\x15\n" +
+	"\x11FINDING_KIND_HEAD\x10\x06\x12\x14\n" +
+	"\x10FINDING_KIND_ROW\x10\a\x12\x1b\n" +
+	"\x17FINDING_KIND_UNREADABLE\x10\b2\xfa\x04\n" +
 	"\x0eClusterService\x12J\n" +
 	"\tGetStatus\x12\x1d.tidemark.v1.GetStatusRequest\x1a\x1e.tidemark.v1.GetStatusResponse\x12D\n" +
 	"\aAddNode\x12\x1b.tidemark.v1.AddNodeRequest\x1a\x1c.tidemark.v1.AddNodeResponse\x12P\n" +
@@ -979,7 +1410,8 @@ const file_tidemark_v1_cluster_proto_rawDesc = "" +
 	"RemoveNode\x12\x1e.tidemark.v1.RemoveNodeRequest\x1a\x1f.tidemark.v1.RemoveNodeResponse\x12e\n" +
 	"\x12TransferLeadership\x12&.tidemark.v1.TransferLeadershipRequest\x1a'.tidemark.v1.TransferLeadershipResponse\x12D\n" +
 	"\aCompact\x12\x1b.tidemark.v1.CompactRequest\x1a\x1c.tidemark.v1.CompactResponse\x12C\n" +
-	"\x06Backup\x12\x1a.tidemark.v1.BackupRequest\x1a\x1b.tidemark.v1.BackupResponse0\x01B<Z:github.com/tidemark-db/tidemark/api/tidemark/v1;tidemarkv1b\x06proto3"
+	"\x06Backup\x12\x1a.tidemark.v1.BackupRequest\x1a\x1b.tidemark.v1.BackupResponse0\x01\x12C\n" +
+	"\x06Verify\x12\x1a.tidemark.v1.VerifyRequest\x1a\x1b.tidemark.v1.VerifyResponse0\x01B<Z:github.com/tidemark-db/tidemark/api/tidemark/v1;tidemarkv1b\x06proto3"
 
 var (
 	file_tidemark_v1_cluster_proto_rawDescOnce sync.Once
@@ -993,45 +1425,59 @@ func file_tidemark_v1_cluster_proto_rawDescGZIP() []byte {
 	return file_tidemark_v1_cluster_proto_rawDescData
 }
 
-var file_tidemark_v1_cluster_proto_msgTypes = make([]protoimpl.MessageInfo, 15)
+var file_tidemark_v1_cluster_proto_enumTypes = make([]protoimpl.EnumInfo, 1)
+var file_tidemark_v1_cluster_proto_msgTypes = make([]protoimpl.MessageInfo, 19)
 var file_tidemark_v1_cluster_proto_goTypes = []any{
-	(*GetStatusRequest)(nil),           // 0: tidemark.v1.GetStatusRequest
-	(*GetStatusResponse)(nil),          // 1: tidemark.v1.GetStatusResponse
-	(*Node)(nil),                       // 2: tidemark.v1.Node
-	(*AddNodeRequest)(nil),             // 3: tidemark.v1.AddNodeRequest
-	(*AddNodeResponse)(nil),            // 4: tidemark.v1.AddNodeResponse
-	(*PromoteNodeRequest)(nil),         // 5: tidemark.v1.PromoteNodeRequest
-	(*PromoteNodeResponse)(nil),        // 6: tidemark.v1.PromoteNodeResponse
-	(*RemoveNodeRequest)(nil),          // 7: tidemark.v1.RemoveNodeRequest
-	(*RemoveNodeResponse)(nil),         // 8: tidemark.v1.RemoveNodeResponse
-	(*TransferLeadershipRequest)(nil),  // 9: tidemark.v1.TransferLeadershipRequest
-	(*TransferLeadershipResponse)(nil), // 10: tidemark.v1.TransferLeadershipResponse
-	(*CompactRequest)(nil),             // 11: tidemark.v1.CompactRequest
-	(*CompactResponse)(nil),            // 12: tidemark.v1.CompactResponse
-	(*BackupRequest)(nil),              // 13: tidemark.v1.BackupRequest
-	(*BackupResponse)(nil),             // 14: tidemark.v1.BackupResponse
+	(FindingKind)(0),                   // 0: tidemark.v1.FindingKind
+	(*GetStatusRequest)(nil),           // 1: tidemark.v1.GetStatusRequest
+	(*GetStatusResponse)(nil),          // 2: tidemark.v1.GetStatusResponse
+	(*Node)(nil),                       // 3: tidemark.v1.Node
+	(*AddNodeRequest)(nil),             // 4: tidemark.v1.AddNodeRequest
+	(*AddNodeResponse)(nil),            // 5: tidemark.v1.AddNodeResponse
+	(*PromoteNodeRequest)(nil),         // 6: tidemark.v1.PromoteNodeRequest
+	(*PromoteNodeResponse)(nil),        // 7: tidemark.v1.PromoteNodeResponse
+	(*RemoveNodeRequest)(nil),          // 8: tidemark.v1.RemoveNodeRequest
+	(*RemoveNodeResponse)(nil),         // 9: tidemark.v1.RemoveNodeResponse
+	(*TransferLeadershipRequest)(nil),  // 10: tidemark.v1.TransferLeadershipRequest
+	(*TransferLeadershipResponse)(nil), // 11: tidemark.v1.TransferLeadershipResponse
+	(*CompactRequest)(nil),             // 12: tidemark.v1.CompactRequest
+	(*CompactResponse)(nil),            // 13: tidemark.v1.CompactResponse
+	(*BackupRequest)(nil),              // 14: tidemark.v1.BackupRequest
+	(*BackupResponse)(nil),             // 15: tidemark.v1.BackupResponse
+	(*VerifyRequest)(nil),              // 16: tidemark.v1.VerifyRequest
+	(*VerifyResponse)(nil),             // 17: tidemark.v1.VerifyResponse
+	(*VerifyProgress)(nil),             // 18: tidemark.v1.VerifyProgress
+	(*VerifyFinding)(nil),              // 19: tidemark.v1.VerifyFinding
+	(*AggregateKey)(nil),               // 20: tidemark.v1.AggregateKey
 }
 var file_tidemark_v1_cluster_proto_depIdxs = []int32{
-	2,  // 0: tidemark.v1.GetStatusResponse.nodes:type_name -> tidemark.v1.Node
-	0,  // 1: tidemark.v1.ClusterService.GetStatus:input_type -> tidemark.v1.GetStatusRequest
-	3,  // 2: tidemark.v1.ClusterService.AddNode:input_type -> tidemark.v1.AddNodeRequest
-	5,  // 3: tidemark.v1.ClusterService.PromoteNode:input_type -> tidemark.v1.PromoteNodeRequest
-	7,  // 4: tidemark.v1.ClusterService.RemoveNode:input_type -> tidemark.v1.RemoveNodeRequest
-	9,  // 5: tidemark.v1.ClusterService.TransferLeadership:input_type -> tidemark.v1.TransferLeadershipRequest
-	11, // 6: tidemark.v1.ClusterService.Compact:input_type -> tidemark.v1.CompactRequest
-	13, // 7: tidemark.v1.ClusterService.Backup:input_type -> tidemark.v1.BackupRequest
-	1,  // 8: tidemark.v1.ClusterService.GetStatus:output_type -> tidemark.v1.GetStatusResponse
-	4,  // 9: tidemark.v1.ClusterService.AddNode:output_type -> tidemark.v1.AddNodeResponse
-	6,  // 10: tidemark.v1.ClusterService.PromoteNode:output_type -> tidemark.v1.PromoteNodeResponse
-	8,  // 11: tidemark.v1.ClusterService.RemoveNode:output_type -> tidemark.v1.RemoveNodeResponse
-	10, // 12: tidemark.v1.ClusterService.TransferLeadership:output_type -> tidemark.v1.TransferLeadershipResponse
-	12, // 13: tidemark.v1.ClusterService.Compact:output_type -> tidemark.v1.CompactResponse
-	14, // 14: tidemark.v1.ClusterService.Backup:output_type -> tidemark.v1.BackupResponse
-	8,  // [8:15] is the sub-list for method output_type
-	1,  // [1:8] is the sub-list for method input_type
-	1,  // [1:1] is the sub-list for extension type_name
-	1,  // [1:1] is the sub-list for extension extendee
-	0,  // [0:1] is the sub-list for field type_name
+	3,  // 0: tidemark.v1.GetStatusResponse.nodes:type_name -> tidemark.v1.Node
+	18, // 1: tidemark.v1.VerifyResponse.progress:type_name -> tidemark.v1.VerifyProgress
+	19, // 2: tidemark.v1.VerifyResponse.findings:type_name -> tidemark.v1.VerifyFinding
+	20, // 3: tidemark.v1.VerifyProgress.aggregate:type_name -> tidemark.v1.AggregateKey
+	0,  // 4: tidemark.v1.VerifyFinding.kind:type_name -> tidemark.v1.FindingKind
+	20, // 5: tidemark.v1.VerifyFinding.aggregate:type_name -> tidemark.v1.AggregateKey
+	1,  // 6: tidemark.v1.ClusterService.GetStatus:input_type -> tidemark.v1.GetStatusRequest
+	4,  // 7: tidemark.v1.ClusterService.AddNode:input_type -> tidemark.v1.AddNodeRequest
+	6,  // 8: tidemark.v1.ClusterService.PromoteNode:input_type -> tidemark.v1.PromoteNodeRequest
+	8,  // 9: tidemark.v1.ClusterService.RemoveNode:input_type -> tidemark.v1.RemoveNodeRequest
+	10, // 10: tidemark.v1.ClusterService.TransferLeadership:input_type -> tidemark.v1.TransferLeadershipRequest
+	12, // 11: tidemark.v1.ClusterService.Compact:input_type -> tidemark.v1.CompactRequest
+	14, // 12: tidemark.v1.ClusterService.Backup:input_type -> tidemark.v1.BackupRequest
+	16, // 13: tidemark.v1.ClusterService.Verify:input_type -> tidemark.v1.VerifyRequest
+	2,  // 14: tidemark.v1.ClusterService.GetStatus:output_type -> tidemark.v1.GetStatusResponse
+	5,  // 15: tidemark.v1.ClusterService.AddNode:output_type -> tidemark.v1.AddNodeResponse
+	7,  // 16: tidemark.v1.ClusterService.PromoteNode:output_type -> tidemark.v1.PromoteNodeResponse
+	9,  // 17: tidemark.v1.ClusterService.RemoveNode:output_type -> tidemark.v1.RemoveNodeResponse
+	11, // 18: tidemark.v1.ClusterService.TransferLeadership:output_type -> tidemark.v1.TransferLeadershipResponse
+	13, // 19: tidemark.v1.ClusterService.Compact:output_type -> tidemark.v1.CompactResponse
+	15, // 20: tidemark.v1.ClusterService.Backup:output_type -> tidemark.v1.BackupResponse
+	17, // 21: tidemark.v1.ClusterService.Verify:output_type -> tidemark.v1.VerifyResponse
+	14, // [14:22] is the sub-list for method output_type
+	6,  // [6:14] is the sub-list for method input_type
+	6,  // [6:6] is the sub-list for extension type_name
+	6,  // [6:6] is the sub-list for extension extendee
+	0,  // [0:6] is the sub-list for field type_name
 }
 
 func init() { file_tidemark_v1_cluster_proto_init() }
@@ -1039,19 +1485,21 @@ func file_tidemark_v1_cluster_proto_init() {
 	if File_tidemark_v1_cluster_proto != nil {
 		return
 	}
+	file_tidemark_v1_common_proto_init()
 	file_tidemark_v1_cluster_proto_msgTypes[2].OneofWrappers = []any{}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_tidemark_v1_cluster_proto_rawDesc), len(file_tidemark_v1_cluster_proto_rawDesc)),
-			NumEnums:      0,
-			NumMessages:   15,
+			NumEnums:      1,
+			NumMessages:   19,
 			NumExtensions: 0,
 			NumServices:   1,
 		},
 		GoTypes:           file_tidemark_v1_cluster_proto_goTypes,
 		DependencyIndexes: file_tidemark_v1_cluster_proto_depIdxs,
+		EnumInfos:         file_tidemark_v1_cluster_proto_enumTypes,
 		MessageInfos:      file_tidemark_v1_cluster_proto_msgTypes,
 	}.Build()
 	File_tidemark_v1_cluster_proto = out.File

@@ -26,6 +26,7 @@ const (
 	ClusterService_TransferLeadership_FullMethodName = "/tidemark.v1.ClusterService/TransferLeadership"
 	ClusterService_Compact_FullMethodName            = "/tidemark.v1.ClusterService/Compact"
 	ClusterService_Backup_FullMethodName             = "/tidemark.v1.ClusterService/Backup"
+	ClusterService_Verify_FullMethodName             = "/tidemark.v1.ClusterService/Verify"
 )
 
 // ClusterServiceClient is the client API for ClusterService service.
@@ -33,8 +34,8 @@ const (
 // For semantics around ctx use and closing/ending streaming RPCs, please refer to https://pkg.go.dev/google.golang.org/grpc/?tab=doc#ClientConn.NewStream.
 //
 // ClusterService is for operators: who is in the cluster, and who should be, and copies of
-// what it holds. GetStatus, Backup and Compact are answered by any node; the others only by
-// the leader, any other node answers 2011 with the leader's address.
+// what it holds. GetStatus, Backup, Compact and Verify are answered by any node; the others
+// only by the leader, any other node answers 2011 with the leader's address.
 //
 // A change that was answered with 2014 or 11001, or not answered (a deadline, a lost
 // connection), may have happened; GetStatus shows, and the same call may be made again. After
@@ -74,6 +75,17 @@ type ClusterServiceClient interface {
 	// Until the call ends the node keeps the files of that moment. A caller that takes less than
 	// 1 MiB in a minute is cut off, with its connection.
 	Backup(ctx context.Context, in *BackupRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[BackupResponse], error)
+	// Verify reads what the node that is asked has applied, recomputes the audit chain of the
+	// aggregates in scope, and compares heads and writer rows with the batches: a batch that was
+	// changed, is missing or stands in another's place is named. docs/verify.md has every check.
+	//
+	// Any node answers, leader or not, for its own files and no other's. It works in small steps
+	// with pauses between them, so that it takes at most a quarter of a core, goes on beside
+	// whatever the node serves, and holds nothing back that a trim, a delete or a compaction would
+	// free. What is written meanwhile may be read or not. An aggregate that a trim or delete
+	// changes is read as it is then. 11000 if as many verifications run as a node makes at once;
+	// 2011 if the node is not a member of a cluster yet, or when it stops.
+	Verify(ctx context.Context, in *VerifyRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[VerifyResponse], error)
 }
 
 type clusterServiceClient struct {
@@ -163,13 +175,32 @@ func (c *clusterServiceClient) Backup(ctx context.Context, in *BackupRequest, op
 // This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
 type ClusterService_BackupClient = grpc.ServerStreamingClient[BackupResponse]
 
+func (c *clusterServiceClient) Verify(ctx context.Context, in *VerifyRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[VerifyResponse], error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	stream, err := c.cc.NewStream(ctx, &ClusterService_ServiceDesc.Streams[1], ClusterService_Verify_FullMethodName, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	x := &grpc.GenericClientStream[VerifyRequest, VerifyResponse]{ClientStream: stream}
+	if err := x.ClientStream.SendMsg(in); err != nil {
+		return nil, err
+	}
+	if err := x.ClientStream.CloseSend(); err != nil {
+		return nil, err
+	}
+	return x, nil
+}
+
+// This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
+type ClusterService_VerifyClient = grpc.ServerStreamingClient[VerifyResponse]
+
 // ClusterServiceServer is the server API for ClusterService service.
 // All implementations must embed UnimplementedClusterServiceServer
 // for forward compatibility.
 //
 // ClusterService is for operators: who is in the cluster, and who should be, and copies of
-// what it holds. GetStatus, Backup and Compact are answered by any node; the others only by
-// the leader, any other node answers 2011 with the leader's address.
+// what it holds. GetStatus, Backup, Compact and Verify are answered by any node; the others
+// only by the leader, any other node answers 2011 with the leader's address.
 //
 // A change that was answered with 2014 or 11001, or not answered (a deadline, a lost
 // connection), may have happened; GetStatus shows, and the same call may be made again. After
@@ -209,6 +240,17 @@ type ClusterServiceServer interface {
 	// Until the call ends the node keeps the files of that moment. A caller that takes less than
 	// 1 MiB in a minute is cut off, with its connection.
 	Backup(*BackupRequest, grpc.ServerStreamingServer[BackupResponse]) error
+	// Verify reads what the node that is asked has applied, recomputes the audit chain of the
+	// aggregates in scope, and compares heads and writer rows with the batches: a batch that was
+	// changed, is missing or stands in another's place is named. docs/verify.md has every check.
+	//
+	// Any node answers, leader or not, for its own files and no other's. It works in small steps
+	// with pauses between them, so that it takes at most a quarter of a core, goes on beside
+	// whatever the node serves, and holds nothing back that a trim, a delete or a compaction would
+	// free. What is written meanwhile may be read or not. An aggregate that a trim or delete
+	// changes is read as it is then. 11000 if as many verifications run as a node makes at once;
+	// 2011 if the node is not a member of a cluster yet, or when it stops.
+	Verify(*VerifyRequest, grpc.ServerStreamingServer[VerifyResponse]) error
 	mustEmbedUnimplementedClusterServiceServer()
 }
 
@@ -239,6 +281,9 @@ func (UnimplementedClusterServiceServer) Compact(context.Context, *CompactReques
 }
 func (UnimplementedClusterServiceServer) Backup(*BackupRequest, grpc.ServerStreamingServer[BackupResponse]) error {
 	return status.Error(codes.Unimplemented, "method Backup not implemented")
+}
+func (UnimplementedClusterServiceServer) Verify(*VerifyRequest, grpc.ServerStreamingServer[VerifyResponse]) error {
+	return status.Error(codes.Unimplemented, "method Verify not implemented")
 }
 func (UnimplementedClusterServiceServer) mustEmbedUnimplementedClusterServiceServer() {}
 func (UnimplementedClusterServiceServer) testEmbeddedByValue()                        {}
@@ -380,6 +425,17 @@ func _ClusterService_Backup_Handler(srv interface{}, stream grpc.ServerStream) e
 // This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
 type ClusterService_BackupServer = grpc.ServerStreamingServer[BackupResponse]
 
+func _ClusterService_Verify_Handler(srv interface{}, stream grpc.ServerStream) error {
+	m := new(VerifyRequest)
+	if err := stream.RecvMsg(m); err != nil {
+		return err
+	}
+	return srv.(ClusterServiceServer).Verify(m, &grpc.GenericServerStream[VerifyRequest, VerifyResponse]{ServerStream: stream})
+}
+
+// This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
+type ClusterService_VerifyServer = grpc.ServerStreamingServer[VerifyResponse]
+
 // ClusterService_ServiceDesc is the grpc.ServiceDesc for ClusterService service.
 // It's only intended for direct use with grpc.RegisterService,
 // and not to be introspected or modified (even as a copy)
@@ -416,6 +472,11 @@ var ClusterService_ServiceDesc = grpc.ServiceDesc{
 		{
 			StreamName:    "Backup",
 			Handler:       _ClusterService_Backup_Handler,
+			ServerStreams: true,
+		},
+		{
+			StreamName:    "Verify",
+			Handler:       _ClusterService_Verify_Handler,
 			ServerStreams: true,
 		},
 	},
