@@ -111,6 +111,9 @@ func (s *eventStore) ListAggregates(ctx context.Context, req *pb.ListAggregatesR
 		prefix += req.GetType() + "\x00" + req.GetIdPrefix()
 	}
 	list := "aggregates\x00" + prefix
+	if req.GetIncludeDeleted() {
+		list = "all " + list
+	}
 	after, e := parseToken(req.GetPageToken(), list)
 	if e != nil {
 		return nil, e
