@@ -15,7 +15,9 @@ import (
 
 // verifyFlags are what the command line says about verifying.
 type verifyFlags struct {
-	output        string
+	client        clientFlags
+	org, typ      string
+	aggregate     string
 	tempDir       string
 	checksumsOnly bool
 }
@@ -23,9 +25,15 @@ type verifyFlags struct {
 func newVerifyCommand() *cobra.Command {
 	f := &verifyFlags{}
 	cmd := &cobra.Command{
-		Use:   "verify DIR|BACKUP",
-		Short: "Check a stopped node's data directory, or a backup, offline",
-		Long: `Check everything in the data directory of a node that does not run: the checksum of every
+		Use:   "verify [DIR|BACKUP]",
+		Short: "Check a stopped node's data directory, a backup, or a node at work",
+		Long: `Without an argument, have the node at --server check what it has applied, while it works: the
+audit chain of every aggregate is recomputed, or of those that --org, --type or --aggregate
+name, and heads and writer rows are compared with the batches. A batch that was changed, is
+missing or stands in another's place is named. Of several addresses the first that answers is asked; ask
+each node in turn, since each has files of its own.
+
+With an argument, check everything in the data directory of a node that does not run: the checksum of every
 record of the log, of every block of every table and blob file of the history and of the
 snapshots, and of every value of the stable store; that versions, event numbers, positions
 and entries have no gaps; every content and chain hash; heads and writer rows against the
@@ -44,12 +52,27 @@ removed.
 docs/verify.md says what each finding means, and what to do.
 
 Exit codes: 0 there is no damage, 71 there is, 72 a node has the directory open, 1 it could not
-be checked, 2 it is no data directory and no backup. --output json prints one finding a line, and a summary last.`,
+be checked, or not all of it, 2 it is no data directory and no backup. --output json prints one finding a line, and a summary last.`,
 		Example: `  tidemark verify tidemark-data
   tidemark verify tidemark-data --output json
-  tidemark verify monday.backup --temp-dir /var/tmp`,
-		Args: exactly("DIR|BACKUP"),
+  tidemark verify monday.backup --temp-dir /var/tmp
+  tidemark verify --server n2.example:7440
+  tidemark verify --server n2.example:7440 --aggregate acme/orders/4821`,
+		Args: func(cmd *cobra.Command, args []string) error {
+			if len(args) == 0 {
+				return nil
+			}
+			return exactly("DIR|BACKUP")(cmd, args)
+		},
 		RunE: func(cmd *cobra.Command, args []string) error {
+			if len(args) == 0 {
+				return f.online(cmd)
+			}
+			for _, name := range []string{"server", "timeout", "org", "type", "aggregate"} {
+				if cmd.Flags().Changed(name) {
+					return usageError("--%s is about a node at work; found an argument, %q, which is checked offline", name, args[0])
+				}
+			}
 			return f.run(cmd, args[0])
 		},
 	}
@@ -57,7 +80,10 @@ be checked, 2 it is no data directory and no backup. --output json prints one fi
 	flags.SortFlags = false
 	flags.StringVar(&f.tempDir, "temp-dir", "", "unpack a backup below this `DIR`; empty = the system's for temporary files")
 	flags.BoolVar(&f.checksumsOnly, "checksums-only", false, "of a backup, compare its own checksums alone: nothing is unpacked")
-	registerOutput(cmd, &f.output)
+	flags.StringVar(&f.org, "org", "", "of a node at work, the aggregates of this `ORG` alone")
+	flags.StringVar(&f.typ, "type", "", "of --org, those of this `TYPE` alone")
+	flags.StringVar(&f.aggregate, "aggregate", "", "of a node at work, this `ORG/TYPE/ID` alone")
+	f.client.register(cmd, 0)
 	return cmd
 }
 
@@ -71,7 +97,7 @@ type verification struct {
 }
 
 func (f *verifyFlags) run(cmd *cobra.Command, what string) (err error) {
-	v := &verification{cmd: cmd, json: f.output == outputJSON, progress: newProgress(cmd.ErrOrStderr(), -1)}
+	v := &verification{cmd: cmd, json: f.client.output == outputJSON, progress: newProgress(cmd.ErrOrStderr(), -1)}
 	if what == "-" {
 		return f.backup(v, "standard input", cmd.InOrStdin())
 	}
