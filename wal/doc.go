@@ -8,6 +8,7 @@
 //   - wal/stable is raft's term and vote.
 //   - wal/history is every committed batch, sorted by aggregate, written without a flush of
 //     its own and rebuilt from the tail after a crash.
+//   - wal/audit recomputes the chains of what the history holds.
 //
 // The packages below may import api and each other's formats (record), never mark,
 // replication or server. Nothing outside wal touches their files.
