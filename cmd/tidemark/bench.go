@@ -54,10 +54,10 @@ func (f *benchFlags) register(cmd *cobra.Command) {
 	flags := cmd.Flags()
 	flags.SortFlags = false
 	f.mode = modeUnary
-	flags.Var(choice{&f.mode, []string{modeUnary, modeStream}}, "mode", "one call for each write, or streams; this version has unary only")
-	flags.IntVar(&f.writesPerMessage, "writes-per-message", 1, "writes in one message of a stream; this version has 1 only")
+	flags.Var(choice{&f.mode, []string{modeUnary, modeStream}}, "mode", "one call for each write, or one append stream a connection")
+	flags.IntVar(&f.writesPerMessage, "writes-per-message", 1, "most writes in one message of a stream")
 	flags.IntVar(&f.connections, "connections", 4, "how many connections the calls are spread over")
-	flags.IntVar(&f.opts.Outstanding, "outstanding", 64, "how many calls wait for their answer at one time, over all connections; each is a writer of its own")
+	flags.IntVar(&f.opts.Outstanding, "outstanding", 64, "how many calls wait for their answer at one time, over all connections; each is a writer of its own; with --mode stream, each connection is one writer that pipelines its share")
 	flags.DurationVar(&f.opts.Duration, "duration", 10*time.Second, "how long to measure; 0 = until --count")
 	flags.Uint64Var(&f.opts.Count, "count", 0, "how many calls to measure; 0 = until --duration; what comes first ends the run")
 	flags.DurationVar(&f.opts.Warmup, "warmup", 0, "how long to send before measuring")
@@ -70,9 +70,7 @@ func (f *benchFlags) register(cmd *cobra.Command) {
 
 // validate checks the flags. --duration counts as not given beside --count alone.
 func (f *benchFlags) validate(cmd *cobra.Command) error {
-	if f.mode == modeStream || f.writesPerMessage != 1 {
-		return usageError("--mode stream and --writes-per-message: this version serves no append streams; expected --mode unary")
-	}
+	f.opts.Stream, f.opts.WritesPerMessage = f.mode == modeStream, f.writesPerMessage
 	if f.opts.Count > 0 && !cmd.Flags().Changed("duration") {
 		f.opts.Duration = 0
 	}
@@ -120,9 +118,12 @@ take, and what errors there are. What it writes stays in the store: aggregates
 bench/append/..., for good, since this version cannot delete.
 
 Each outstanding call is a writer of its own, with an aggregate of its own unless
---fresh-aggregates. After an error that leaves open whether the write landed it goes on with
+--fresh-aggregates. With --mode stream each connection has one append stream and one writer, whose
+writes are pipelined: --outstanding is shared among the connections, and a message takes what
+may be sent, up to --writes-per-message. After an error that leaves open whether the write landed it goes on with
 a new aggregate.`,
 		Example: `  tidemark bench append --connections 4 --outstanding 1024 --duration 30s --guard --enforce
+  tidemark bench append --mode stream --writes-per-message 64 --connections 1 --outstanding 64
   tidemark bench append --outstanding 256 --fresh-aggregates --count 1000000 --output json`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {

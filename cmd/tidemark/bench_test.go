@@ -37,9 +37,9 @@ func TestBenchFsync(t *testing.T) {
 }
 
 func TestBenchMistakesExitWithTwo(t *testing.T) {
-	const stream = "tidemark: --mode stream and --writes-per-message: this version serves no append streams; expected --mode unary\n"
-	expect(t, exitUsage, "", stream+"See \"tidemark bench append --help\".\n", "bench", "append", "--mode", "stream")
-	expect(t, exitUsage, "", stream+"See \"tidemark bench echo --help\".\n", "bench", "echo", "--writes-per-message", "8")
+	expect(t, exitUsage, "", "tidemark: --writes-per-message: expected 1 to 1000, found 0\nSee \"tidemark bench append --help\".\n",
+		"bench", "append", "--mode", "stream", "--writes-per-message", "0")
+	expect(t, exitUsage, "", "tidemark: --writes-per-message: expected 1 without --mode stream, found 8\nSee \"tidemark bench echo --help\".\n", "bench", "echo", "--writes-per-message", "8")
 	expect(t, exitUsage, "", "tidemark: --connections: expected 1 to 1024, found 0\nSee \"tidemark bench append --help\".\n", "bench", "append", "--connections", "0")
 	expect(t, exitUsage, "", "tidemark: --outstanding: expected 1 to 100000, found 0\nSee \"tidemark bench echo --help\".\n", "bench", "echo", "--outstanding", "0")
 	expect(t, exitUsage, "", "tidemark: --dir is missing\nSee \"tidemark bench fsync --help\".\n", "bench", "fsync")

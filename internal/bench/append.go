@@ -27,6 +27,10 @@ import (
 type AppendOptions struct {
 	// Outstanding is how many calls wait for their answer at one time, over all connections.
 	Outstanding int
+	// Stream sends over one AppendStream a connection, on which one writer keeps its share of
+	// Outstanding, with up to WritesPerMessage of them in a message.
+	Stream           bool
+	WritesPerMessage int
 	// Duration is how long to measure, after Warmup; 0 = until Count.
 	Duration, Warmup time.Duration
 	// Count is how many calls to measure; 0 = until Duration. What is reached first ends
@@ -60,6 +64,10 @@ func (o *AppendOptions) Validate() error {
 	switch {
 	case o.Outstanding < 1 || o.Outstanding > MaxOutstanding:
 		return fmt.Errorf("--outstanding: expected 1 to %d, found %d", MaxOutstanding, o.Outstanding)
+	case o.Stream && (o.WritesPerMessage < 1 || o.WritesPerMessage > MaxWritesPerMessage):
+		return fmt.Errorf("--writes-per-message: expected 1 to %d, found %d", MaxWritesPerMessage, o.WritesPerMessage)
+	case !o.Stream && o.WritesPerMessage > 1:
+		return fmt.Errorf("--writes-per-message: expected 1 without --mode stream, found %d", o.WritesPerMessage)
 	case o.Duration < 0 || o.Warmup < 0:
 		return errors.New("--duration and --warmup: expected no negative time")
 	case o.Duration == 0 && o.Count == 0:
@@ -114,7 +122,16 @@ func Append(ctx context.Context, conns []grpc.ClientConnInterface, opts AppendOp
 	defer cutOff.Stop()
 	defer context.AfterFunc(ctx, func() { cutOff.Reset(grace) })()
 	var workers sync.WaitGroup // each ends with the run
+	for i := range conns {
+		if share := (opts.Outstanding + i) / len(conns); opts.Stream && share > 0 {
+			s := newStreamer(g, i, share, conns[i], payload)
+			workers.Go(func() { s.work(calls) })
+		}
+	}
 	for i := range opts.Outstanding {
+		if opts.Stream {
+			break
+		}
 		w := newWriter(g, i, conns[i%len(conns)], payload)
 		workers.Go(func() { w.work(calls) })
 	}
@@ -142,14 +159,19 @@ type generator struct {
 	errors map[string]uint64
 }
 
-// more says whether a call may be sent at now.
-func (g *generator) more(now time.Time) bool {
+// running says whether the run goes on at now, but for Count.
+func (g *generator) running(now time.Time) bool {
 	select {
 	case <-g.stop:
 		return false
 	default:
 	}
-	if !g.end.IsZero() && !now.Before(g.end) {
+	return g.end.IsZero() || now.Before(g.end)
+}
+
+// more says whether a call may be sent at now.
+func (g *generator) more(now time.Time) bool {
+	if !g.running(now) {
 		return false
 	}
 	if g.opts.Count == 0 || now.Before(g.measureFrom) {

@@ -6,7 +6,8 @@
 // The generator shares the machine with what it measures, so its own work is kept small:
 // one goroutine for each outstanding call, started once; each is a writer of its own, with
 // one request message that it changes in place, and answers are read without being decoded
-// into messages. Appends and echo are driven by the same code, so that their rates compare.
+// into messages. On append streams, it is two goroutines and one writer for each connection
+// (stream.go). Appends and echo are driven by the same code, so that their rates compare.
 //
 // A writer whose append was answered with an error that leaves open whether it landed, or
 // that says that its aggregate is not as it thinks, does not guess: it goes on with a new

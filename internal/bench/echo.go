@@ -45,6 +45,29 @@ func (e *echo) Append(_ context.Context, req *pb.AppendRequest) (*pb.AppendRespo
 	}}}, nil
 }
 
+// AppendStream answers each message with one.
+func (e *echo) AppendStream(stream grpc.BidiStreamingServer[pb.AppendStreamRequest, pb.AppendStreamResponse]) error {
+	for {
+		m, err := stream.Recv()
+		if errors.Is(err, io.EOF) {
+			return nil
+		} else if err != nil {
+			return err
+		}
+		out := &pb.AppendStreamResponse{Answers: make([]*pb.AppendAnswer, 0, len(m.GetAppends()))}
+		for _, a := range m.GetAppends() {
+			response, err := e.Append(stream.Context(), a)
+			if err != nil {
+				return err
+			}
+			out.Answers = append(out.Answers, &pb.AppendAnswer{RequestId: a.GetRequestId(), Outcome: &pb.AppendAnswer_Response{Response: response}})
+		}
+		if err := stream.Send(out); err != nil {
+			return err
+		}
+	}
+}
+
 // ServeEcho serves the echo on a free loopback port until lifeline ends, which is how the
 // process that started it takes it along, however it ends itself. The address is the one
 // line that it writes to out.

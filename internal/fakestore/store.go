@@ -2,6 +2,8 @@ package fakestore
 
 import (
 	"context"
+	"errors"
+	"io"
 	"net"
 	"slices"
 	"strings"
@@ -11,6 +13,7 @@ import (
 
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials/insecure"
+	"google.golang.org/grpc/status"
 	"google.golang.org/grpc/test/bufconn"
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/timestamppb"
@@ -112,6 +115,36 @@ func (s *Store) keys() []string {
 		return slices.Compare(strings.Split(a, "/"), strings.Split(b, "/"))
 	})
 	return keys
+}
+
+// AppendStream answers each message with one, every request in it as Append does. It knows no
+// chains. An error of Before that has no code of Tidemark's ends the stream.
+func (s *Store) AppendStream(stream grpc.BidiStreamingServer[pb.AppendStreamRequest, pb.AppendStreamResponse]) error {
+	for {
+		m, err := stream.Recv()
+		if errors.Is(err, io.EOF) {
+			return nil
+		} else if err != nil {
+			return err
+		}
+		out := &pb.AppendStreamResponse{}
+		for _, req := range m.GetAppends() {
+			a := &pb.AppendAnswer{RequestId: req.GetRequestId()}
+			resp, err := s.Append(stream.Context(), req)
+			switch {
+			case err == nil:
+				a.Outcome = &pb.AppendAnswer_Response{Response: resp}
+			case api.CodeOf(err) == pb.ErrorCode_ERROR_CODE_UNSPECIFIED:
+				return err
+			default:
+				a.Outcome = &pb.AppendAnswer_Error{Error: status.Convert(err).Proto()}
+			}
+			out.Answers = append(out.Answers, a)
+		}
+		if err := stream.Send(out); err != nil {
+			return err
+		}
+	}
 }
 
 // Append judges one write: existence, guard, idempotency, CONFIRM.
