@@ -20,6 +20,8 @@ type books struct {
 	t     *testing.T
 	store *history.Store
 	heads map[record.Key]*history.Head
+	// payload is that of every event.
+	payload []byte
 }
 
 func newBooks(t *testing.T) *books {
@@ -33,7 +35,7 @@ func newBooks(t *testing.T) *books {
 			t.Error(err) // a view is held
 		}
 	})
-	return &books{t, s, map[record.Key]*history.Head{}}
+	return &books{t: t, store: s, heads: map[record.Key]*history.Head{}}
 }
 
 // commit commits what fill puts at the next position.
@@ -49,6 +51,10 @@ func (k *books) commit(fill func(b *history.Batch, position uint64)) {
 	if err := k.store.Commit(b); err != nil {
 		k.t.Fatal(err)
 	}
+}
+
+func (k *books) event(seq uint64) *pb.NewEvent {
+	return &pb.NewEvent{ClientSeq: seq, EventId: fmt.Sprint("e", seq), Type: "T", Payload: k.payload}
 }
 
 // append writes a batch; its sequences may repeat.
@@ -74,7 +80,7 @@ func (k *books) append(key record.Key, seqs ...uint64) {
 		}
 		var events []byte
 		for _, seq := range seqs {
-			events = record.AppendEvent(events, &pb.NewEvent{ClientSeq: seq, EventId: fmt.Sprint("e", seq), Type: "T"})
+			events = record.AppendEvent(events, k.event(seq))
 		}
 		h.Chain = b.PutBatch(&header, h.Chain, events)
 		for i, seq := range seqs {
@@ -86,7 +92,7 @@ func (k *books) append(key record.Key, seqs ...uint64) {
 				EventIndex: uint32(i), EventNumber: header.FirstEventNumber + uint64(i), CommittedAt: at,
 				FirstSeq: slices.Min(seqs), LastSeq: slices.Max(seqs), EventCount: header.EventCount, CommitFirst: position, CommitCount: 1,
 				EventID:  fmt.Sprint("e", seq),
-				Content:  record.ContentHash(record.AppendEvent(nil, &pb.NewEvent{ClientSeq: seq, EventId: fmt.Sprint("e", seq), Type: "T"})),
+				Content:  record.ContentHash(record.AppendEvent(nil, k.event(seq))),
 				Repeated: slices.Contains(seqs[i+1:], seq),
 			})
 		}
