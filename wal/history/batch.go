@@ -46,6 +46,7 @@ const (
 	kindBatch = iota
 	kindHead
 	kindPosition
+	kindSchema
 	kindRow
 	kinds
 )
@@ -214,6 +215,7 @@ func (b *Batch) build() error {
 		return err
 	}
 	b.emit(kindPosition)
+	b.emit(kindSchema)
 	b.emit(kindRow)
 	return nil
 }

@@ -18,7 +18,7 @@ const (
 	tagHead     = "h/" // aggregate
 	tagMeta     = "m/" // name
 	tagPosition = "p/" // u64 first position of the entry
-	tagSchema   = "s/" // reserved: org, type, event type, u32 major, u32 minor
+	tagSchema   = "s/" // org, type, event type, u32 major, u32 minor
 	tagRow      = "w/" // aggregate, client_id, u64 ^client_seq, u64 ^position
 	tagSize     = 2
 

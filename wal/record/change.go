@@ -11,7 +11,7 @@ import (
 //	trim            = str key | u8 flags | u64 expected_version | u64 keep_from_version
 //	delete          = u32 n | n x (str key | u8 flags | u64 expected_version)
 //	register_schema = str org | str type | str event type | u32 major | u32 minor | u8 format
-//	                  bytes definition
+//	                  str message | bytes definition
 //
 // The deletes of one request happen together or not at all. A value that its flag does not
 // announce is 0.
@@ -49,7 +49,9 @@ type Schema struct {
 	Org, Type, EventType string
 	Major, Minor         uint32
 	// Format is the number of the API's SchemaFormat.
-	Format     byte
+	Format byte
+	// Message is the full name of a Protobuf message; empty for other formats.
+	Message    string
 	Definition []byte // aliases the entry
 }
 
@@ -105,6 +107,7 @@ func AppendSchema(dst []byte, committedAt int64, s *Schema) []byte {
 	dst = binary.BigEndian.AppendUint32(dst, s.Major)
 	dst = binary.BigEndian.AppendUint32(dst, s.Minor)
 	dst = append(dst, s.Format)
+	dst = appendString(dst, s.Message)
 	dst = appendBytes(dst, s.Definition)
 	FinishRequest(dst, start)
 	return dst
@@ -148,7 +151,7 @@ func readDeletes(c *cursor, deletes []Delete) ([]Delete, error) {
 }
 
 func readSchema(c *cursor) (Schema, error) {
-	s := Schema{Org: c.str(), Type: c.str(), EventType: c.str(), Major: c.u32(), Minor: c.u32(), Format: c.u8(), Definition: c.bytes()}
+	s := Schema{Org: c.str(), Type: c.str(), EventType: c.str(), Major: c.u32(), Minor: c.u32(), Format: c.u8(), Message: c.str(), Definition: c.bytes()}
 	for _, part := range []string{s.Org, s.Type, s.EventType} {
 		if part == "" || strings.IndexByte(part, 0) >= 0 {
 			c.bad = true

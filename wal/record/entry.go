@@ -138,16 +138,7 @@ func SetAfter(dst []byte, at int, k Key, after uint64) {
 func EncodeWrite(dst []byte, w *Write, events []*pb.NewEvent) ([]byte, Write) {
 	be := binary.BigEndian
 	out := *w
-	dst = appendString(dst, string(w.Key))
-	dst = append(dst, w.Flags)
-	dst = be.AppendUint64(dst, w.Expected)
-	dst = be.AppendUint64(dst, w.Previous)
-	if w.Flags&FlagHasAfter != 0 {
-		dst = be.AppendUint64(dst, w.After)
-	}
-	if w.Flags&FlagHasSchema != 0 {
-		dst = be.AppendUint64(dst, w.SchemaRevision)
-	}
+	dst = appendWriteHeader(dst, w)
 	dst = be.AppendUint32(dst, uint32(len(events)))
 	hashes := len(dst)
 	for range events {
@@ -167,6 +158,36 @@ func EncodeWrite(dst []byte, w *Write, events []*pb.NewEvent) ([]byte, Write) {
 	out.Hashes = dst[hashes:length:length]
 	out.Events = dst[start:len(dst):len(dst)]
 	return dst, out
+}
+
+// AppendWrite is EncodeWrite for a write whose events are encoded already: its flags and what
+// they announce may have changed since.
+func AppendWrite(dst []byte, w *Write) ([]byte, Write) {
+	out := *w
+	dst = appendWriteHeader(dst, w)
+	dst = binary.BigEndian.AppendUint32(dst, w.EventCount)
+	hashes := len(dst)
+	dst = append(dst, w.Hashes...)
+	out.Hashes = dst[hashes:len(dst):len(dst)]
+	dst = appendBytes(dst, w.Events)
+	out.Events = dst[len(dst)-len(w.Events) : len(dst) : len(dst)]
+	return dst, out
+}
+
+// appendWriteHeader appends what comes before the number of events.
+func appendWriteHeader(dst []byte, w *Write) []byte {
+	be := binary.BigEndian
+	dst = appendString(dst, string(w.Key))
+	dst = append(dst, w.Flags)
+	dst = be.AppendUint64(dst, w.Expected)
+	dst = be.AppendUint64(dst, w.Previous)
+	if w.Flags&FlagHasAfter != 0 {
+		dst = be.AppendUint64(dst, w.After)
+	}
+	if w.Flags&FlagHasSchema != 0 {
+		dst = be.AppendUint64(dst, w.SchemaRevision)
+	}
+	return dst
 }
 
 var zeroHash Hash

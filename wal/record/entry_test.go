@@ -96,7 +96,7 @@ func TestEntryBytes(t *testing.T) {
 		{Key: key, HasExpected: true, Expected: 11, Recreatable: true, Restart: true, Forget: true},
 		{Key: MakeKey("b", "c", "d")},
 	}
-	schema := Schema{Org: "acme", Type: "orders", EventType: "placed", Major: 2, Minor: 3, Format: 1, Definition: []byte("{}")}
+	schema := Schema{Org: "acme", Type: "orders", EventType: "placed", Major: 2, Minor: 3, Format: 2, Message: "m.P", Definition: []byte("{}")}
 
 	data := AppendEntryHeader(nil, 3, 4, 4)
 	start := len(data)
@@ -119,8 +119,8 @@ func TestEntryBytes(t *testing.T) {
 		"0000003b" + "03" + "0000000000000066" + "00000002" +
 		hexKey + "0f" + "000000000000000b" +
 		"00000006" + "620063006400" + "00" + "0000000000000000" +
-		"00000034" + "04" + "0000000000000067" + "00000004" + "61636d65" + "00000006" + "6f7264657273" + "00000006" + "706c61636564" +
-		"00000002" + "00000003" + "01" + "00000002" + "7b7d"
+		"0000003b" + "04" + "0000000000000067" + "00000004" + "61636d65" + "00000006" + "6f7264657273" + "00000006" + "706c61636564" +
+		"00000002" + "00000003" + "02" + "00000003" + "6d2e50" + "00000002" + "7b7d"
 	if got := hex.EncodeToString(data); got != want {
 		t.Fatalf("entry\n got %s\nwant %s", got, want)
 	}

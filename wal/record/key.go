@@ -40,6 +40,17 @@ func (k Key) Parts() (org, typ, id string, ok bool) {
 	return org, typ, id, true
 }
 
+// OfType is the beginning of the key that its type's aggregates share: org and type, each
+// followed by a zero byte; "" if the key is malformed.
+func (k Key) OfType() string {
+	i := strings.IndexByte(string(k), 0)
+	j := strings.IndexByte(string(k[i+1:]), 0)
+	if i < 0 || j < 0 {
+		return ""
+	}
+	return string(k[:i+j+2])
+}
+
 // String is the text form org/type/id.
 func (k Key) String() string {
 	org, typ, id, ok := k.Parts()

@@ -212,7 +212,9 @@ type AppendFailure struct {
 	// The highest client_seq that this writer has in flight on the aggregate, if it has any.
 	InFlightMark *uint64 `protobuf:"varint,9,opt,name=in_flight_mark,json=inFlightMark,proto3,oneof" json:"in_flight_mark,omitempty"`
 	// Who recorded attempted_seq; absent means that no committed event did.
-	Holder        *Holder `protobuf:"bytes,10,opt,name=holder,proto3" json:"holder,omitempty"`
+	Holder *Holder `protobuf:"bytes,10,opt,name=holder,proto3" json:"holder,omitempty"`
+	// In a 2022, what is wrong with which event.
+	Violation     *SchemaViolation `protobuf:"bytes,11,opt,name=violation,proto3" json:"violation,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -317,6 +319,94 @@ func (x *AppendFailure) GetHolder() *Holder {
 	return nil
 }
 
+func (x *AppendFailure) GetViolation() *SchemaViolation {
+	if x != nil {
+		return x.Violation
+	}
+	return nil
+}
+
+// SchemaViolation says where and how a payload does not match the schema of its event.
+type SchemaViolation struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Index of the event in the write.
+	EventIndex uint32         `protobuf:"varint,1,opt,name=event_index,json=eventIndex,proto3" json:"event_index,omitempty"`
+	EventType  string         `protobuf:"bytes,2,opt,name=event_type,json=eventType,proto3" json:"event_type,omitempty"`
+	Schema     *SchemaVersion `protobuf:"bytes,3,opt,name=schema,proto3" json:"schema,omitempty"`
+	// Where in the payload: a JSON pointer, for the other formats too; empty = the whole.
+	// A path of more than 1 KiB is cut.
+	Path string `protobuf:"bytes,4,opt,name=path,proto3" json:"path,omitempty"`
+	// What it violates: for JSON Schema, where in the schema the rule is.
+	Rule          string `protobuf:"bytes,5,opt,name=rule,proto3" json:"rule,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *SchemaViolation) Reset() {
+	*x = SchemaViolation{}
+	mi := &file_tidemark_v1_errors_proto_msgTypes[1]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *SchemaViolation) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*SchemaViolation) ProtoMessage() {}
+
+func (x *SchemaViolation) ProtoReflect() protoreflect.Message {
+	mi := &file_tidemark_v1_errors_proto_msgTypes[1]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use SchemaViolation.ProtoReflect.Descriptor instead.
+func (*SchemaViolation) Descriptor() ([]byte, []int) {
+	return file_tidemark_v1_errors_proto_rawDescGZIP(), []int{1}
+}
+
+func (x *SchemaViolation) GetEventIndex() uint32 {
+	if x != nil {
+		return x.EventIndex
+	}
+	return 0
+}
+
+func (x *SchemaViolation) GetEventType() string {
+	if x != nil {
+		return x.EventType
+	}
+	return ""
+}
+
+func (x *SchemaViolation) GetSchema() *SchemaVersion {
+	if x != nil {
+		return x.Schema
+	}
+	return nil
+}
+
+func (x *SchemaViolation) GetPath() string {
+	if x != nil {
+		return x.Path
+	}
+	return ""
+}
+
+func (x *SchemaViolation) GetRule() string {
+	if x != nil {
+		return x.Rule
+	}
+	return ""
+}
+
 // Holder is the newest committed batch of a writer that recorded one client_seq.
 type Holder struct {
 	state       protoimpl.MessageState `protogen:"open.v1"`
@@ -343,7 +433,7 @@ type Holder struct {
 
 func (x *Holder) Reset() {
 	*x = Holder{}
-	mi := &file_tidemark_v1_errors_proto_msgTypes[1]
+	mi := &file_tidemark_v1_errors_proto_msgTypes[2]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -355,7 +445,7 @@ func (x *Holder) String() string {
 func (*Holder) ProtoMessage() {}
 
 func (x *Holder) ProtoReflect() protoreflect.Message {
-	mi := &file_tidemark_v1_errors_proto_msgTypes[1]
+	mi := &file_tidemark_v1_errors_proto_msgTypes[2]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -368,7 +458,7 @@ func (x *Holder) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Holder.ProtoReflect.Descriptor instead.
 func (*Holder) Descriptor() ([]byte, []int) {
-	return file_tidemark_v1_errors_proto_rawDescGZIP(), []int{1}
+	return file_tidemark_v1_errors_proto_rawDescGZIP(), []int{2}
 }
 
 func (x *Holder) GetVersion() uint64 {
@@ -467,7 +557,7 @@ type NotLeader struct {
 
 func (x *NotLeader) Reset() {
 	*x = NotLeader{}
-	mi := &file_tidemark_v1_errors_proto_msgTypes[2]
+	mi := &file_tidemark_v1_errors_proto_msgTypes[3]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -479,7 +569,7 @@ func (x *NotLeader) String() string {
 func (*NotLeader) ProtoMessage() {}
 
 func (x *NotLeader) ProtoReflect() protoreflect.Message {
-	mi := &file_tidemark_v1_errors_proto_msgTypes[2]
+	mi := &file_tidemark_v1_errors_proto_msgTypes[3]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -492,7 +582,7 @@ func (x *NotLeader) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NotLeader.ProtoReflect.Descriptor instead.
 func (*NotLeader) Descriptor() ([]byte, []int) {
-	return file_tidemark_v1_errors_proto_rawDescGZIP(), []int{2}
+	return file_tidemark_v1_errors_proto_rawDescGZIP(), []int{3}
 }
 
 func (x *NotLeader) GetLeaderId() string {
@@ -522,7 +612,7 @@ type VersionUnavailable struct {
 
 func (x *VersionUnavailable) Reset() {
 	*x = VersionUnavailable{}
-	mi := &file_tidemark_v1_errors_proto_msgTypes[3]
+	mi := &file_tidemark_v1_errors_proto_msgTypes[4]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -534,7 +624,7 @@ func (x *VersionUnavailable) String() string {
 func (*VersionUnavailable) ProtoMessage() {}
 
 func (x *VersionUnavailable) ProtoReflect() protoreflect.Message {
-	mi := &file_tidemark_v1_errors_proto_msgTypes[3]
+	mi := &file_tidemark_v1_errors_proto_msgTypes[4]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -547,7 +637,7 @@ func (x *VersionUnavailable) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use VersionUnavailable.ProtoReflect.Descriptor instead.
 func (*VersionUnavailable) Descriptor() ([]byte, []int) {
-	return file_tidemark_v1_errors_proto_rawDescGZIP(), []int{3}
+	return file_tidemark_v1_errors_proto_rawDescGZIP(), []int{4}
 }
 
 func (x *VersionUnavailable) GetRequested() uint64 {
@@ -585,7 +675,7 @@ type GuardFailure struct {
 
 func (x *GuardFailure) Reset() {
 	*x = GuardFailure{}
-	mi := &file_tidemark_v1_errors_proto_msgTypes[4]
+	mi := &file_tidemark_v1_errors_proto_msgTypes[5]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -597,7 +687,7 @@ func (x *GuardFailure) String() string {
 func (*GuardFailure) ProtoMessage() {}
 
 func (x *GuardFailure) ProtoReflect() protoreflect.Message {
-	mi := &file_tidemark_v1_errors_proto_msgTypes[4]
+	mi := &file_tidemark_v1_errors_proto_msgTypes[5]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -610,7 +700,7 @@ func (x *GuardFailure) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GuardFailure.ProtoReflect.Descriptor instead.
 func (*GuardFailure) Descriptor() ([]byte, []int) {
-	return file_tidemark_v1_errors_proto_rawDescGZIP(), []int{4}
+	return file_tidemark_v1_errors_proto_rawDescGZIP(), []int{5}
 }
 
 func (x *GuardFailure) GetIndex() uint32 {
@@ -655,7 +745,7 @@ type SubscriptionMoved struct {
 
 func (x *SubscriptionMoved) Reset() {
 	*x = SubscriptionMoved{}
-	mi := &file_tidemark_v1_errors_proto_msgTypes[5]
+	mi := &file_tidemark_v1_errors_proto_msgTypes[6]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -667,7 +757,7 @@ func (x *SubscriptionMoved) String() string {
 func (*SubscriptionMoved) ProtoMessage() {}
 
 func (x *SubscriptionMoved) ProtoReflect() protoreflect.Message {
-	mi := &file_tidemark_v1_errors_proto_msgTypes[5]
+	mi := &file_tidemark_v1_errors_proto_msgTypes[6]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -680,7 +770,7 @@ func (x *SubscriptionMoved) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SubscriptionMoved.ProtoReflect.Descriptor instead.
 func (*SubscriptionMoved) Descriptor() ([]byte, []int) {
-	return file_tidemark_v1_errors_proto_rawDescGZIP(), []int{5}
+	return file_tidemark_v1_errors_proto_rawDescGZIP(), []int{6}
 }
 
 func (x *SubscriptionMoved) GetNextPosition() uint64 {
@@ -708,7 +798,7 @@ var File_tidemark_v1_errors_proto protoreflect.FileDescriptor
 
 const file_tidemark_v1_errors_proto_rawDesc = "" +
 	"\n" +
-	"\x18tidemark/v1/errors.proto\x12\vtidemark.v1\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x18tidemark/v1/common.proto\"\xee\x03\n" +
+	"\x18tidemark/v1/errors.proto\x12\vtidemark.v1\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x18tidemark/v1/common.proto\"\xaa\x04\n" +
 	"\rAppendFailure\x12*\n" +
 	"\x04code\x18\x01 \x01(\x0e2\x16.tidemark.v1.ErrorCodeR\x04code\x12\x1f\n" +
 	"\vwrite_index\x18\x02 \x01(\rR\n" +
@@ -721,10 +811,19 @@ const file_tidemark_v1_errors_proto_rawDesc = "" +
 	"\x04mark\x18\b \x01(\x04R\x04mark\x12)\n" +
 	"\x0ein_flight_mark\x18\t \x01(\x04H\x02R\finFlightMark\x88\x01\x01\x12+\n" +
 	"\x06holder\x18\n" +
-	" \x01(\v2\x13.tidemark.v1.HolderR\x06holderB\x13\n" +
+	" \x01(\v2\x13.tidemark.v1.HolderR\x06holder\x12:\n" +
+	"\tviolation\x18\v \x01(\v2\x1c.tidemark.v1.SchemaViolationR\tviolationB\x13\n" +
 	"\x11_expected_versionB\x14\n" +
 	"\x12_in_flight_versionB\x11\n" +
-	"\x0f_in_flight_mark\"\xa7\x03\n" +
+	"\x0f_in_flight_mark\"\xad\x01\n" +
+	"\x0fSchemaViolation\x12\x1f\n" +
+	"\vevent_index\x18\x01 \x01(\rR\n" +
+	"eventIndex\x12\x1d\n" +
+	"\n" +
+	"event_type\x18\x02 \x01(\tR\teventType\x122\n" +
+	"\x06schema\x18\x03 \x01(\v2\x1a.tidemark.v1.SchemaVersionR\x06schema\x12\x12\n" +
+	"\x04path\x18\x04 \x01(\tR\x04path\x12\x12\n" +
+	"\x04rule\x18\x05 \x01(\tR\x04rule\"\xa7\x03\n" +
 	"\x06Holder\x12\x18\n" +
 	"\aversion\x18\x01 \x01(\x04R\aversion\x12 \n" +
 	"\vincarnation\x18\x02 \x01(\rR\vincarnation\x12\x1a\n" +
@@ -814,29 +913,33 @@ func file_tidemark_v1_errors_proto_rawDescGZIP() []byte {
 }
 
 var file_tidemark_v1_errors_proto_enumTypes = make([]protoimpl.EnumInfo, 1)
-var file_tidemark_v1_errors_proto_msgTypes = make([]protoimpl.MessageInfo, 6)
+var file_tidemark_v1_errors_proto_msgTypes = make([]protoimpl.MessageInfo, 7)
 var file_tidemark_v1_errors_proto_goTypes = []any{
 	(ErrorCode)(0),                // 0: tidemark.v1.ErrorCode
 	(*AppendFailure)(nil),         // 1: tidemark.v1.AppendFailure
-	(*Holder)(nil),                // 2: tidemark.v1.Holder
-	(*NotLeader)(nil),             // 3: tidemark.v1.NotLeader
-	(*VersionUnavailable)(nil),    // 4: tidemark.v1.VersionUnavailable
-	(*GuardFailure)(nil),          // 5: tidemark.v1.GuardFailure
-	(*SubscriptionMoved)(nil),     // 6: tidemark.v1.SubscriptionMoved
-	(*AggregateKey)(nil),          // 7: tidemark.v1.AggregateKey
-	(*timestamppb.Timestamp)(nil), // 8: google.protobuf.Timestamp
+	(*SchemaViolation)(nil),       // 2: tidemark.v1.SchemaViolation
+	(*Holder)(nil),                // 3: tidemark.v1.Holder
+	(*NotLeader)(nil),             // 4: tidemark.v1.NotLeader
+	(*VersionUnavailable)(nil),    // 5: tidemark.v1.VersionUnavailable
+	(*GuardFailure)(nil),          // 6: tidemark.v1.GuardFailure
+	(*SubscriptionMoved)(nil),     // 7: tidemark.v1.SubscriptionMoved
+	(*AggregateKey)(nil),          // 8: tidemark.v1.AggregateKey
+	(*SchemaVersion)(nil),         // 9: tidemark.v1.SchemaVersion
+	(*timestamppb.Timestamp)(nil), // 10: google.protobuf.Timestamp
 }
 var file_tidemark_v1_errors_proto_depIdxs = []int32{
-	0, // 0: tidemark.v1.AppendFailure.code:type_name -> tidemark.v1.ErrorCode
-	7, // 1: tidemark.v1.AppendFailure.aggregate:type_name -> tidemark.v1.AggregateKey
-	2, // 2: tidemark.v1.AppendFailure.holder:type_name -> tidemark.v1.Holder
-	8, // 3: tidemark.v1.Holder.committed_at:type_name -> google.protobuf.Timestamp
-	7, // 4: tidemark.v1.GuardFailure.aggregate:type_name -> tidemark.v1.AggregateKey
-	5, // [5:5] is the sub-list for method output_type
-	5, // [5:5] is the sub-list for method input_type
-	5, // [5:5] is the sub-list for extension type_name
-	5, // [5:5] is the sub-list for extension extendee
-	0, // [0:5] is the sub-list for field type_name
+	0,  // 0: tidemark.v1.AppendFailure.code:type_name -> tidemark.v1.ErrorCode
+	8,  // 1: tidemark.v1.AppendFailure.aggregate:type_name -> tidemark.v1.AggregateKey
+	3,  // 2: tidemark.v1.AppendFailure.holder:type_name -> tidemark.v1.Holder
+	2,  // 3: tidemark.v1.AppendFailure.violation:type_name -> tidemark.v1.SchemaViolation
+	9,  // 4: tidemark.v1.SchemaViolation.schema:type_name -> tidemark.v1.SchemaVersion
+	10, // 5: tidemark.v1.Holder.committed_at:type_name -> google.protobuf.Timestamp
+	8,  // 6: tidemark.v1.GuardFailure.aggregate:type_name -> tidemark.v1.AggregateKey
+	7,  // [7:7] is the sub-list for method output_type
+	7,  // [7:7] is the sub-list for method input_type
+	7,  // [7:7] is the sub-list for extension type_name
+	7,  // [7:7] is the sub-list for extension extendee
+	0,  // [0:7] is the sub-list for field type_name
 }
 
 func init() { file_tidemark_v1_errors_proto_init() }
@@ -846,14 +949,14 @@ func file_tidemark_v1_errors_proto_init() {
 	}
 	file_tidemark_v1_common_proto_init()
 	file_tidemark_v1_errors_proto_msgTypes[0].OneofWrappers = []any{}
-	file_tidemark_v1_errors_proto_msgTypes[4].OneofWrappers = []any{}
+	file_tidemark_v1_errors_proto_msgTypes[5].OneofWrappers = []any{}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_tidemark_v1_errors_proto_rawDesc), len(file_tidemark_v1_errors_proto_rawDesc)),
 			NumEnums:      1,
-			NumMessages:   6,
+			NumMessages:   7,
 			NumExtensions: 0,
 			NumServices:   0,
 		},

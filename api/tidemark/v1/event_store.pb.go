@@ -2004,7 +2004,7 @@ var File_tidemark_v1_event_store_proto protoreflect.FileDescriptor
 
 const file_tidemark_v1_event_store_proto_rawDesc = "" +
 	"\n" +
-	"\x1dtidemark/v1/event_store.proto\x12\vtidemark.v1\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x17google/rpc/status.proto\x1a\x18tidemark/v1/common.proto\x1a\x18tidemark/v1/errors.proto\x1a\x15tidemark/v1/log.proto\x1a\x16tidemark/v1/trim.proto\"\xd0\x01\n" +
+	"\x1dtidemark/v1/event_store.proto\x12\vtidemark.v1\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x17google/rpc/status.proto\x1a\x18tidemark/v1/common.proto\x1a\x18tidemark/v1/errors.proto\x1a\x15tidemark/v1/log.proto\x1a\x18tidemark/v1/schema.proto\x1a\x16tidemark/v1/trim.proto\"\xd0\x01\n" +
 	"\rAppendRequest\x12\x1d\n" +
 	"\n" +
 	"request_id\x18\x01 \x01(\tR\trequestId\x12\x1b\n" +
@@ -2172,7 +2172,8 @@ const file_tidemark_v1_event_store_proto_rawDesc = "" +
 	"\vOnDuplicate\x12\x1c\n" +
 	"\x18ON_DUPLICATE_UNSPECIFIED\x10\x00\x12\x17\n" +
 	"\x13ON_DUPLICATE_REJECT\x10\x01\x12\x18\n" +
-	"\x14ON_DUPLICATE_CONFIRM\x10\x022\xa7\b\n" +
+	"\x14ON_DUPLICATE_CONFIRM\x10\x022\xa0\n" +
+	"\n" +
 	"\x11EventStoreService\x12A\n" +
 	"\x06Append\x12\x1a.tidemark.v1.AppendRequest\x1a\x1b.tidemark.v1.AppendResponse\x12W\n" +
 	"\fAppendStream\x12 .tidemark.v1.AppendStreamRequest\x1a!.tidemark.v1.AppendStreamResponse(\x010\x01\x12=\n" +
@@ -2187,7 +2188,10 @@ const file_tidemark_v1_event_store_proto_rawDesc = "" +
 	"\tFindEvent\x12\x1d.tidemark.v1.FindEventRequest\x1a\x1e.tidemark.v1.FindEventResponse\x12G\n" +
 	"\bListOrgs\x12\x1c.tidemark.v1.ListOrgsRequest\x1a\x1d.tidemark.v1.ListOrgsResponse\x12J\n" +
 	"\tListTypes\x12\x1d.tidemark.v1.ListTypesRequest\x1a\x1e.tidemark.v1.ListTypesResponse\x12Y\n" +
-	"\x0eListAggregates\x12\".tidemark.v1.ListAggregatesRequest\x1a#.tidemark.v1.ListAggregatesResponseB<Z:github.com/tidemark-db/tidemark/api/tidemark/v1;tidemarkv1b\x06proto3"
+	"\x0eListAggregates\x12\".tidemark.v1.ListAggregatesRequest\x1a#.tidemark.v1.ListAggregatesResponse\x12Y\n" +
+	"\x0eRegisterSchema\x12\".tidemark.v1.RegisterSchemaRequest\x1a#.tidemark.v1.RegisterSchemaResponse\x12J\n" +
+	"\tGetSchema\x12\x1d.tidemark.v1.GetSchemaRequest\x1a\x1e.tidemark.v1.GetSchemaResponse\x12P\n" +
+	"\vListSchemas\x12\x1f.tidemark.v1.ListSchemasRequest\x1a .tidemark.v1.ListSchemasResponseB<Z:github.com/tidemark-db/tidemark/api/tidemark/v1;tidemarkv1b\x06proto3"
 
 var (
 	file_tidemark_v1_event_store_proto_rawDescOnce sync.Once
@@ -2243,10 +2247,16 @@ var file_tidemark_v1_event_store_proto_goTypes = []any{
 	(*SubscribeRequest)(nil),       // 36: tidemark.v1.SubscribeRequest
 	(*TrimRequest)(nil),            // 37: tidemark.v1.TrimRequest
 	(*DeleteRequest)(nil),          // 38: tidemark.v1.DeleteRequest
-	(*ReadAllResponse)(nil),        // 39: tidemark.v1.ReadAllResponse
-	(*SubscribeResponse)(nil),      // 40: tidemark.v1.SubscribeResponse
-	(*TrimResponse)(nil),           // 41: tidemark.v1.TrimResponse
-	(*DeleteResponse)(nil),         // 42: tidemark.v1.DeleteResponse
+	(*RegisterSchemaRequest)(nil),  // 39: tidemark.v1.RegisterSchemaRequest
+	(*GetSchemaRequest)(nil),       // 40: tidemark.v1.GetSchemaRequest
+	(*ListSchemasRequest)(nil),     // 41: tidemark.v1.ListSchemasRequest
+	(*ReadAllResponse)(nil),        // 42: tidemark.v1.ReadAllResponse
+	(*SubscribeResponse)(nil),      // 43: tidemark.v1.SubscribeResponse
+	(*TrimResponse)(nil),           // 44: tidemark.v1.TrimResponse
+	(*DeleteResponse)(nil),         // 45: tidemark.v1.DeleteResponse
+	(*RegisterSchemaResponse)(nil), // 46: tidemark.v1.RegisterSchemaResponse
+	(*GetSchemaResponse)(nil),      // 47: tidemark.v1.GetSchemaResponse
+	(*ListSchemasResponse)(nil),    // 48: tidemark.v1.ListSchemasResponse
 }
 var file_tidemark_v1_event_store_proto_depIdxs = []int32{
 	2,  // 0: tidemark.v1.AppendRequest.writes:type_name -> tidemark.v1.Write
@@ -2300,22 +2310,28 @@ var file_tidemark_v1_event_store_proto_depIdxs = []int32{
 	20, // 48: tidemark.v1.EventStoreService.ListOrgs:input_type -> tidemark.v1.ListOrgsRequest
 	22, // 49: tidemark.v1.EventStoreService.ListTypes:input_type -> tidemark.v1.ListTypesRequest
 	24, // 50: tidemark.v1.EventStoreService.ListAggregates:input_type -> tidemark.v1.ListAggregatesRequest
-	3,  // 51: tidemark.v1.EventStoreService.Append:output_type -> tidemark.v1.AppendResponse
-	6,  // 52: tidemark.v1.EventStoreService.AppendStream:output_type -> tidemark.v1.AppendStreamResponse
-	9,  // 53: tidemark.v1.EventStoreService.Read:output_type -> tidemark.v1.ReadResponse
-	39, // 54: tidemark.v1.EventStoreService.ReadAll:output_type -> tidemark.v1.ReadAllResponse
-	40, // 55: tidemark.v1.EventStoreService.Subscribe:output_type -> tidemark.v1.SubscribeResponse
-	41, // 56: tidemark.v1.EventStoreService.Trim:output_type -> tidemark.v1.TrimResponse
-	42, // 57: tidemark.v1.EventStoreService.Delete:output_type -> tidemark.v1.DeleteResponse
-	12, // 58: tidemark.v1.EventStoreService.GetAggregate:output_type -> tidemark.v1.GetAggregateResponse
-	14, // 59: tidemark.v1.EventStoreService.GetMark:output_type -> tidemark.v1.GetMarkResponse
-	16, // 60: tidemark.v1.EventStoreService.ListMarks:output_type -> tidemark.v1.ListMarksResponse
-	19, // 61: tidemark.v1.EventStoreService.FindEvent:output_type -> tidemark.v1.FindEventResponse
-	21, // 62: tidemark.v1.EventStoreService.ListOrgs:output_type -> tidemark.v1.ListOrgsResponse
-	23, // 63: tidemark.v1.EventStoreService.ListTypes:output_type -> tidemark.v1.ListTypesResponse
-	25, // 64: tidemark.v1.EventStoreService.ListAggregates:output_type -> tidemark.v1.ListAggregatesResponse
-	51, // [51:65] is the sub-list for method output_type
-	37, // [37:51] is the sub-list for method input_type
+	39, // 51: tidemark.v1.EventStoreService.RegisterSchema:input_type -> tidemark.v1.RegisterSchemaRequest
+	40, // 52: tidemark.v1.EventStoreService.GetSchema:input_type -> tidemark.v1.GetSchemaRequest
+	41, // 53: tidemark.v1.EventStoreService.ListSchemas:input_type -> tidemark.v1.ListSchemasRequest
+	3,  // 54: tidemark.v1.EventStoreService.Append:output_type -> tidemark.v1.AppendResponse
+	6,  // 55: tidemark.v1.EventStoreService.AppendStream:output_type -> tidemark.v1.AppendStreamResponse
+	9,  // 56: tidemark.v1.EventStoreService.Read:output_type -> tidemark.v1.ReadResponse
+	42, // 57: tidemark.v1.EventStoreService.ReadAll:output_type -> tidemark.v1.ReadAllResponse
+	43, // 58: tidemark.v1.EventStoreService.Subscribe:output_type -> tidemark.v1.SubscribeResponse
+	44, // 59: tidemark.v1.EventStoreService.Trim:output_type -> tidemark.v1.TrimResponse
+	45, // 60: tidemark.v1.EventStoreService.Delete:output_type -> tidemark.v1.DeleteResponse
+	12, // 61: tidemark.v1.EventStoreService.GetAggregate:output_type -> tidemark.v1.GetAggregateResponse
+	14, // 62: tidemark.v1.EventStoreService.GetMark:output_type -> tidemark.v1.GetMarkResponse
+	16, // 63: tidemark.v1.EventStoreService.ListMarks:output_type -> tidemark.v1.ListMarksResponse
+	19, // 64: tidemark.v1.EventStoreService.FindEvent:output_type -> tidemark.v1.FindEventResponse
+	21, // 65: tidemark.v1.EventStoreService.ListOrgs:output_type -> tidemark.v1.ListOrgsResponse
+	23, // 66: tidemark.v1.EventStoreService.ListTypes:output_type -> tidemark.v1.ListTypesResponse
+	25, // 67: tidemark.v1.EventStoreService.ListAggregates:output_type -> tidemark.v1.ListAggregatesResponse
+	46, // 68: tidemark.v1.EventStoreService.RegisterSchema:output_type -> tidemark.v1.RegisterSchemaResponse
+	47, // 69: tidemark.v1.EventStoreService.GetSchema:output_type -> tidemark.v1.GetSchemaResponse
+	48, // 70: tidemark.v1.EventStoreService.ListSchemas:output_type -> tidemark.v1.ListSchemasResponse
+	54, // [54:71] is the sub-list for method output_type
+	37, // [37:54] is the sub-list for method input_type
 	37, // [37:37] is the sub-list for extension type_name
 	37, // [37:37] is the sub-list for extension extendee
 	0,  // [0:37] is the sub-list for field type_name
@@ -2329,6 +2345,7 @@ func file_tidemark_v1_event_store_proto_init() {
 	file_tidemark_v1_common_proto_init()
 	file_tidemark_v1_errors_proto_init()
 	file_tidemark_v1_log_proto_init()
+	file_tidemark_v1_schema_proto_init()
 	file_tidemark_v1_trim_proto_init()
 	file_tidemark_v1_event_store_proto_msgTypes[1].OneofWrappers = []any{}
 	file_tidemark_v1_event_store_proto_msgTypes[6].OneofWrappers = []any{

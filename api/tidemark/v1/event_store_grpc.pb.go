@@ -35,6 +35,9 @@ const (
 	EventStoreService_ListOrgs_FullMethodName       = "/tidemark.v1.EventStoreService/ListOrgs"
 	EventStoreService_ListTypes_FullMethodName      = "/tidemark.v1.EventStoreService/ListTypes"
 	EventStoreService_ListAggregates_FullMethodName = "/tidemark.v1.EventStoreService/ListAggregates"
+	EventStoreService_RegisterSchema_FullMethodName = "/tidemark.v1.EventStoreService/RegisterSchema"
+	EventStoreService_GetSchema_FullMethodName      = "/tidemark.v1.EventStoreService/GetSchema"
+	EventStoreService_ListSchemas_FullMethodName    = "/tidemark.v1.EventStoreService/ListSchemas"
 )
 
 // EventStoreServiceClient is the client API for EventStoreService service.
@@ -89,6 +92,14 @@ type EventStoreServiceClient interface {
 	// by GetAggregate. An aggregate that existed while all pages were read is neither missed
 	// nor repeated; each page is as of a moment of its own.
 	ListAggregates(ctx context.Context, in *ListAggregatesRequest, opts ...grpc.CallOption) (*ListAggregatesResponse, error)
+	// RegisterSchema makes events of a type and version match a schema. The identical one
+	// again is ok; a different one under a version that has one: 2020. Repeating it after an
+	// unknown outcome is safe.
+	RegisterSchema(ctx context.Context, in *RegisterSchemaRequest, opts ...grpc.CallOption) (*RegisterSchemaResponse, error)
+	// GetSchema returns a registered schema with its definition.
+	GetSchema(ctx context.Context, in *GetSchemaRequest, opts ...grpc.CallOption) (*GetSchemaResponse, error)
+	// ListSchemas pages through the schemas of an org, of a type or of an event type.
+	ListSchemas(ctx context.Context, in *ListSchemasRequest, opts ...grpc.CallOption) (*ListSchemasResponse, error)
 }
 
 type eventStoreServiceClient struct {
@@ -269,6 +280,36 @@ func (c *eventStoreServiceClient) ListAggregates(ctx context.Context, in *ListAg
 	return out, nil
 }
 
+func (c *eventStoreServiceClient) RegisterSchema(ctx context.Context, in *RegisterSchemaRequest, opts ...grpc.CallOption) (*RegisterSchemaResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(RegisterSchemaResponse)
+	err := c.cc.Invoke(ctx, EventStoreService_RegisterSchema_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *eventStoreServiceClient) GetSchema(ctx context.Context, in *GetSchemaRequest, opts ...grpc.CallOption) (*GetSchemaResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(GetSchemaResponse)
+	err := c.cc.Invoke(ctx, EventStoreService_GetSchema_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *eventStoreServiceClient) ListSchemas(ctx context.Context, in *ListSchemasRequest, opts ...grpc.CallOption) (*ListSchemasResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(ListSchemasResponse)
+	err := c.cc.Invoke(ctx, EventStoreService_ListSchemas_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
 // EventStoreServiceServer is the server API for EventStoreService service.
 // All implementations must embed UnimplementedEventStoreServiceServer
 // for forward compatibility.
@@ -321,6 +362,14 @@ type EventStoreServiceServer interface {
 	// by GetAggregate. An aggregate that existed while all pages were read is neither missed
 	// nor repeated; each page is as of a moment of its own.
 	ListAggregates(context.Context, *ListAggregatesRequest) (*ListAggregatesResponse, error)
+	// RegisterSchema makes events of a type and version match a schema. The identical one
+	// again is ok; a different one under a version that has one: 2020. Repeating it after an
+	// unknown outcome is safe.
+	RegisterSchema(context.Context, *RegisterSchemaRequest) (*RegisterSchemaResponse, error)
+	// GetSchema returns a registered schema with its definition.
+	GetSchema(context.Context, *GetSchemaRequest) (*GetSchemaResponse, error)
+	// ListSchemas pages through the schemas of an org, of a type or of an event type.
+	ListSchemas(context.Context, *ListSchemasRequest) (*ListSchemasResponse, error)
 	mustEmbedUnimplementedEventStoreServiceServer()
 }
 
@@ -372,6 +421,15 @@ func (UnimplementedEventStoreServiceServer) ListTypes(context.Context, *ListType
 }
 func (UnimplementedEventStoreServiceServer) ListAggregates(context.Context, *ListAggregatesRequest) (*ListAggregatesResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method ListAggregates not implemented")
+}
+func (UnimplementedEventStoreServiceServer) RegisterSchema(context.Context, *RegisterSchemaRequest) (*RegisterSchemaResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method RegisterSchema not implemented")
+}
+func (UnimplementedEventStoreServiceServer) GetSchema(context.Context, *GetSchemaRequest) (*GetSchemaResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method GetSchema not implemented")
+}
+func (UnimplementedEventStoreServiceServer) ListSchemas(context.Context, *ListSchemasRequest) (*ListSchemasResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method ListSchemas not implemented")
 }
 func (UnimplementedEventStoreServiceServer) mustEmbedUnimplementedEventStoreServiceServer() {}
 func (UnimplementedEventStoreServiceServer) testEmbeddedByValue()                           {}
@@ -614,6 +672,60 @@ func _EventStoreService_ListAggregates_Handler(srv interface{}, ctx context.Cont
 	return interceptor(ctx, in, info, handler)
 }
 
+func _EventStoreService_RegisterSchema_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(RegisterSchemaRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(EventStoreServiceServer).RegisterSchema(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: EventStoreService_RegisterSchema_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(EventStoreServiceServer).RegisterSchema(ctx, req.(*RegisterSchemaRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _EventStoreService_GetSchema_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(GetSchemaRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(EventStoreServiceServer).GetSchema(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: EventStoreService_GetSchema_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(EventStoreServiceServer).GetSchema(ctx, req.(*GetSchemaRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _EventStoreService_ListSchemas_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(ListSchemasRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(EventStoreServiceServer).ListSchemas(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: EventStoreService_ListSchemas_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(EventStoreServiceServer).ListSchemas(ctx, req.(*ListSchemasRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
 // EventStoreService_ServiceDesc is the grpc.ServiceDesc for EventStoreService service.
 // It's only intended for direct use with grpc.RegisterService,
 // and not to be introspected or modified (even as a copy)
@@ -660,6 +772,18 @@ var EventStoreService_ServiceDesc = grpc.ServiceDesc{
 		{
 			MethodName: "ListAggregates",
 			Handler:    _EventStoreService_ListAggregates_Handler,
+		},
+		{
+			MethodName: "RegisterSchema",
+			Handler:    _EventStoreService_RegisterSchema_Handler,
+		},
+		{
+			MethodName: "GetSchema",
+			Handler:    _EventStoreService_GetSchema_Handler,
+		},
+		{
+			MethodName: "ListSchemas",
+			Handler:    _EventStoreService_ListSchemas_Handler,
 		},
 	},
 	Streams: []grpc.StreamDesc{
