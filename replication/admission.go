@@ -128,11 +128,12 @@ func (s *Shard) judge(ctx context.Context, p *pending) (admitted, error) {
 	if len(p.writes) > 1 {
 		states = make([]writeState, len(p.writes))
 	}
+	var v verdict
 	for warmed := false; ; {
 		if err := s.leading(); err != nil {
 			return admitted{}, err
 		}
-		if d := s.tenure.overlay.deleting(p); d != nil {
+		if d := s.tenure.overlay.inTheWay(p); d != nil {
 			gone := d.gone
 			s.mu.Unlock()
 			over := s.wait(ctx, gone, nil)
@@ -147,7 +148,24 @@ func (s *Shard) judge(ctx context.Context, p *pending) (admitted, error) {
 			return admitted{}, s.damaged(err)
 		}
 		if known {
-			break
+			p.sent.chains(states)
+			v = decide(p.writes, states)
+			if v.code != 0 || s.current(p) {
+				break
+			}
+			// Validation takes its time, too: outside the lock, then judge again.
+			view, revisions := s.acquireView(), s.revisionsOf(p)
+			s.mu.Unlock()
+			err := s.validate(ctx, view, revisions, p)
+			view.Release()
+			if err == nil && s.park != nil {
+				s.park(ctx, nil)
+			}
+			s.mu.Lock()
+			if err != nil {
+				return admitted{}, err
+			}
+			continue
 		}
 		// Cold look-ups never stall the others: read outside the lock, then start again.
 		view := s.acquireView()
@@ -166,8 +184,9 @@ func (s *Shard) judge(ctx context.Context, p *pending) (admitted, error) {
 		warmed = true
 	}
 	t := s.tenure
-	p.sent.chains(states)
-	v := decide(p.writes, states)
+	if v.code == 0 && p.validated.violation != nil {
+		v = verdict{code: pb.ErrorCode_ERROR_CODE_WRITE_SCHEMA_VALIDATION_FAILED, index: p.validated.index}
+	}
 	if v.code != 0 {
 		r := &refusedAt{verdict: v, state: states[v.index], view: s.acquireView()}
 		if p.confirm {
@@ -179,6 +198,7 @@ func (s *Shard) judge(ctx context.Context, p *pending) (admitted, error) {
 		return admitted{}, err
 	}
 	p.sent.admitted(t)
+	p.asked = nil
 	s.enqueue(p)
 	return admitted{tenure: t}, nil
 }
@@ -191,8 +211,8 @@ func (s *Shard) enqueue(p *pending) {
 	s.tenure.enqueue(p)
 }
 
-// notAdmitted is the answer to a call that ended while it waited for a delete: nothing of it is
-// left behind.
+// notAdmitted is the answer to a call that ended while it waited for a delete or a registration:
+// nothing of it is left behind.
 func (s *Shard) notAdmitted(ctx context.Context) error {
 	if err := ctx.Err(); err != nil {
 		return status.FromContextError(err).Err()
@@ -230,7 +250,7 @@ func (s *Shard) room(t *tenure, p *pending) error {
 		return api.Errorf(pb.ErrorCode_ERROR_CODE_INTERNAL,
 			"nodes hold different data at log entry %d and none of it is known to be a majority's: nothing was written; bring all nodes up, then see docs/cluster.md", s.diverged.index)
 	}
-	if free := s.disk.low(); free >= 0 && p.change == "" {
+	if free := s.disk.low(); free >= 0 && (p.change == "" || p.registers != "") {
 		return api.Errorf(pb.ErrorCode_ERROR_CODE_INSUFFICIENT_DISK_SPACE,
 			"%d bytes are free in the data directory and %d are kept in reserve: nothing was written; free space on the server; reads, trims and deletes go on", free, s.opts.MinFreeDiskBytes)
 	}
@@ -351,6 +371,9 @@ func (s *Shard) attached(ctx context.Context, p, same *pending, ref *refusal, pa
 func (r *refusedAt) inspect(p *pending) (ref *refusal, results []writeResult, err error) {
 	defer r.view.Release()
 	ref, err = newRefusal(p.client, &p.writes[r.verdict.index], &r.state, r.verdict, r.view)
+	if err == nil && r.verdict.code == pb.ErrorCode_ERROR_CODE_WRITE_SCHEMA_VALIDATION_FAILED {
+		ref.withViolation(&p.validated)
+	}
 	if err != nil || !p.confirm || !ref.confirmable() {
 		return ref, nil, err
 	}
@@ -385,6 +408,9 @@ func (s *Shard) answer(ctx context.Context, p *pending, t *tenure) (results []wr
 	case unknown:
 		return nil, false, unknownOutcome(o.reason)
 	case refused:
+		if o.failure != nil {
+			return nil, false, o.failure
+		}
 		ref := o.refusal
 		if p.confirm && ref.confirmable() {
 			view := s.currentView()

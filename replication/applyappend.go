@@ -34,6 +34,9 @@ func (p *processor) append(req *record.Request, want bool) (outcome, error) {
 		ref, err := p.refusal(req, v)
 		return outcome{kind: refused, refusal: ref}, err
 	}
+	if i := p.schemaMismatch(req); i >= 0 {
+		return p.refuseMismatch(req, i), nil
+	}
 	out := outcome{kind: committed}
 	if want {
 		out.results = make([]writeResult, 0, len(req.Writes))

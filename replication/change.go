@@ -12,7 +12,8 @@ import (
 	"github.com/tidemark-db/tidemark/wal/record"
 )
 
-// A change is a request that is no append: a trim or a delete. Admission takes it in without a
+// A change is a request that is no append: a trim, a delete, or the registration of a
+// schema. Admission takes it in without a
 // look at what it is about. It is judged in Apply alone, so its refusals are committed, and
 // need no majority to confirm them.
 

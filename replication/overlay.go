@@ -12,8 +12,10 @@ type overlay struct {
 	aggregates map[record.Key]int // writes in flight; never 0
 	writers    map[string]*flight // by aggregate key and client_id
 	deletes    map[record.Key][]*pending
-	free       []*flight // emptied ones, to be used again
-	buf        []byte    // scratch for look-ups
+	// registrations of schemas, by org and type.
+	registrations map[string][]*pending
+	free          []*flight // emptied ones, to be used again
+	buf           []byte    // scratch for look-ups
 }
 
 // flight is what one writer has in flight on one aggregate.
@@ -32,7 +34,8 @@ type flightItem struct {
 const maxFree = 4096
 
 func newOverlay() *overlay {
-	return &overlay{aggregates: make(map[record.Key]int), writers: make(map[string]*flight), deletes: make(map[record.Key][]*pending)}
+	return &overlay{aggregates: make(map[record.Key]int), writers: make(map[string]*flight), deletes: make(map[record.Key][]*pending),
+		registrations: make(map[string][]*pending)}
 }
 
 func (o *overlay) writer(k record.Key, client string) *flight {
@@ -61,12 +64,16 @@ func (o *overlay) fill(s *writeState, k record.Key, client string) {
 	}
 }
 
-// deleting returns a request in flight that deletes an aggregate of p's writes, or nil.
-func (o *overlay) deleting(p *pending) *pending {
-	if len(o.deletes) == 0 {
+// inTheWay returns a request in flight whose outcome p has to wait for, or nil: one that deletes
+// an aggregate of p's writes, or registers a schema for a type of theirs.
+func (o *overlay) inTheWay(p *pending) *pending {
+	if len(o.deletes)+len(o.registrations) == 0 {
 		return nil
 	}
 	for i := range p.writes {
+		if rs := o.registrations[p.writes[i].Key.OfType()]; len(rs) > 0 {
+			return rs[len(rs)-1]
+		}
 		if ds := o.deletes[p.writes[i].Key]; len(ds) > 0 {
 			return ds[len(ds)-1]
 		}
@@ -74,20 +81,28 @@ func (o *overlay) deleting(p *pending) *pending {
 	return nil
 }
 
-// end lets go of who waits for a delete in flight: the term is over.
+// end lets go of who waits for a delete or a registration in flight: the term is over.
 func (o *overlay) end() {
 	for _, ds := range o.deletes {
 		for _, d := range ds {
 			d.leave()
 		}
 	}
-	o.deletes = nil
+	for _, rs := range o.registrations {
+		for _, r := range rs {
+			r.leave()
+		}
+	}
+	o.deletes, o.registrations = nil, nil
 }
 
 // add records an admitted request.
 func (o *overlay) add(p *pending) {
 	for _, k := range p.deletes {
 		o.deletes[k] = append(o.deletes[k], p)
+	}
+	if p.registers != "" {
+		o.registrations[p.registers] = append(o.registrations[p.registers], p)
 	}
 	for i := range p.writes {
 		w := &p.writes[i]
@@ -115,6 +130,13 @@ func (o *overlay) remove(p *pending) {
 			o.deletes[k] = ds
 		} else {
 			delete(o.deletes, k)
+		}
+	}
+	if k := p.registers; k != "" {
+		if rs := slices.DeleteFunc(o.registrations[k], func(r *pending) bool { return r == p }); len(rs) > 0 {
+			o.registrations[k] = rs
+		} else {
+			delete(o.registrations, k)
 		}
 	}
 	p.leave()

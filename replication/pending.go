@@ -7,6 +7,7 @@ import (
 
 	"github.com/tidemark-db/tidemark/api"
 	pb "github.com/tidemark-db/tidemark/api/tidemark/v1"
+	"github.com/tidemark-db/tidemark/wal/history"
 	"github.com/tidemark-db/tidemark/wal/record"
 )
 
@@ -19,6 +20,9 @@ type pending struct {
 	buf    []byte
 	writes []record.Write
 	one    [1]record.Write // backs writes of the usual request
+	// asked are the writes as the call brought them, until the request is admitted.
+	asked     []*pb.Write
+	validated validated
 	// arrived is when the request came to the shard.
 	arrived time.Time
 	// change names a request that is no append, for texts; empty for an append.
@@ -29,6 +33,9 @@ type pending struct {
 	gone    chan struct{}
 	// sent is the request as its stream knows it; nil if it came in a call of its own.
 	sent *StreamRequest
+	// registers is the org and type, each followed by a zero byte, that a request registers a
+	// schema for: writes to that wait for gone, too.
+	registers string
 
 	// done is closed when outcome is set. Both belong to the admitting side until then.
 	done    chan struct{}
@@ -58,6 +65,9 @@ type outcome struct {
 	// changed says what a change did, and failure why it was refused.
 	changed []changeResult
 	failure *api.Error
+	// schema is what a registration has come to: registered now, or already.
+	schema  *history.Schema
+	already bool
 	// reason completes the text of notProposed and unknown.
 	reason string
 }
@@ -83,6 +93,7 @@ func newPendingOf(req *pb.AppendRequest, sent *StreamRequest) *pending {
 		sent:    sent,
 		client:  req.GetClientId(),
 		confirm: req.GetOnDuplicate() == pb.OnDuplicate_ON_DUPLICATE_CONFIRM,
+		asked:   req.GetWrites(),
 		arrived: time.Now(),
 	}
 	p.writes = p.one[:0]
@@ -185,8 +196,8 @@ func (p *pending) wake() {
 	}
 }
 
-// leave wakes the writes that wait for a delete. It may be called more than once, by the holder
-// of Shard.mu.
+// leave wakes the writes that wait for a delete or a registration. It may be called more than
+// once, by the holder of Shard.mu.
 func (p *pending) leave() {
 	if p.gone != nil {
 		close(p.gone)

@@ -39,6 +39,8 @@ type processor struct {
 	forgotten map[record.Key]int
 	forgets   []record.Key
 
+	schemas schemas
+
 	rebuilt *rebuilt // times look-ups, for /metrics alone; nil = nobody asks
 
 	// logged is the step's changes for the ring; created the positions of the current entry
@@ -84,6 +86,7 @@ func newProcessor(shard uint32, store *history.Store, cache *mark.Cache) *proces
 		marks:   make(map[string]uint64),
 
 		forgotten: make(map[record.Key]int),
+		schemas:   schemas{revisions: make(map[string]uint64), fresh: make(map[string]*history.Schema)},
 	}
 }
 
@@ -151,6 +154,8 @@ func (p *processor) request(req *record.Request, want bool) (outcome, error) {
 		return p.trim(req)
 	case record.KindDelete:
 		return p.remove(req)
+	case record.KindRegisterSchema:
+		return p.register(req)
 	}
 	return outcome{}, fmt.Errorf("%w: requests of kind %d are not applied by this version", record.ErrCorrupt, req.Kind)
 }
@@ -250,6 +255,7 @@ func (p *processor) end() {
 	clear(p.accepted)
 	clear(p.forgets)
 	p.order, p.changed, p.accepted, p.forgets = p.order[:0], p.changed[:0], p.accepted[:0], p.forgets[:0]
+	p.schemas.end()
 	p.view = nil
 }
 

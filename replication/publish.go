@@ -4,6 +4,7 @@ import (
 	"time"
 
 	"github.com/hashicorp/raft"
+	"go.uber.org/zap"
 
 	"github.com/tidemark-db/tidemark/wal/history"
 )
@@ -58,6 +59,9 @@ func (s *Shard) step(logs []*raft.Log) (int, error) {
 		}
 		results = append(results, r)
 	}
+	for _, bug := range s.proc.schemas.bugs {
+		s.log.Error("an entry was validated against other schemas than there are", zap.Error(bug))
+	}
 	s.results = results
 	if s.proc.applied == view.Applied() {
 		s.proc.end()
@@ -101,6 +105,9 @@ func (s *Shard) publish(view *history.View, results []entryResult, changes []Log
 		}
 	}
 	s.proc.writeMarks(s.cache)
+	for _, typ := range s.proc.schemas.changed {
+		s.revisions[typ] = s.proc.schemas.revisions[typ]
+	}
 	if t := s.tenure; t != nil {
 		for i := range results {
 			r := &results[i]

@@ -19,6 +19,8 @@ type refusal struct {
 	after uint64
 	// broken: a request before it on its stream failed.
 	broken bool
+	// violated says in words how a payload does not match its schema.
+	violated string
 }
 
 // newRefusal builds the refusal of a request by v; state belongs to the refused write, and
@@ -118,6 +120,8 @@ func (r *refusal) text() string {
 		fmt.Fprintf(&b, "client_seq %d of writer %q is at or below its mark %d", f.AttemptedSeq, r.client, f.Mark)
 	case pb.ErrorCode_ERROR_CODE_INFLIGHT_DUPLICATE_WRITE:
 		fmt.Fprintf(&b, "client_seq %d of writer %q is in flight (up to %d) and not committed yet: ask again", f.AttemptedSeq, r.client, f.GetInFlightMark())
+	case pb.ErrorCode_ERROR_CODE_WRITE_SCHEMA_VALIDATION_FAILED:
+		b.WriteString(violationText(f.Violation, r.violated))
 	case pb.ErrorCode_ERROR_CODE_CLIENT_SEQUENCE_GAP:
 		if r.after > 0 {
 			fmt.Fprintf(&b, "it was sent behind client_seq %d of writer %q on its stream, and that is not recorded; the mark is %d", r.after, r.client, f.Mark)

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"os"
 	"path/filepath"
 	"strconv"
@@ -415,6 +416,10 @@ func (s *Shard) publishHistory(store *history.Store) (*history.Store, error) {
 	applied := view.Applied()
 	proc := newProcessor(s.opts.Shard, store, cache)
 	proc.rebuilt = &s.meter.applyRebuilt
+	if err := proc.schemas.load(view); err != nil {
+		view.Release()
+		return nil, fmt.Errorf("schemas: %w", err)
+	}
 	proc.applied.Timeline = s.identity().Timeline
 	s.mu.Lock()
 	if t := s.tenure; t != nil && t.ready {
@@ -424,6 +429,7 @@ func (s *Shard) publishHistory(store *history.Store) (*history.Store, error) {
 	}
 	old, replaced := s.view, s.store
 	s.view, s.store, s.proc = view, store, proc
+	s.revisions = maps.Clone(proc.schemas.revisions)
 	s.cache.Reset(applied.Index)
 	s.lastStamp = max(s.lastStamp, applied.CommittedAt)
 	s.progressed()

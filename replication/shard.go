@@ -64,6 +64,8 @@ type Shard struct {
 	passed atomic.Pointer[passedOver]
 	seen   seen
 
+	validators *validators
+
 	// park, if not nil, stands in for the waiting of calls, and for what runs beside a call
 	// that holds no lock (done is nil): the simulation steers it.
 	park func(ctx context.Context, done <-chan struct{}) bool
@@ -86,6 +88,8 @@ type Shard struct {
 	cache *mark.Cache
 	// streams is about the AppendStream calls.
 	streams streamTotals
+	// revisions says how many schemas each org and type has in view.
+	revisions map[string]uint64
 	// tenure is nil unless this node leads.
 	tenure *tenure
 	// lastStamp makes committed_at non-decreasing.
@@ -119,7 +123,7 @@ type Shard struct {
 func Open(o Options) (*Shard, error) {
 	o.setDefaults()
 	s := &Shard{
-		opts: o, log: o.Logger, meter: newMeter(),
+		opts: o, log: o.Logger, meter: newMeter(), validators: newValidators(),
 		cache:      mark.NewCache(o.HeadCacheBytes/2, o.MarkCacheBytes/2),
 		leaderWait: make(chan struct{}),
 		formWake:   make(chan struct{}, 1),
@@ -191,6 +195,9 @@ func (s *Shard) open() (err error) {
 	s.view = s.store.View()
 	s.proc = newProcessor(o.Shard, s.store, mark.NewCache(o.HeadCacheBytes-o.HeadCacheBytes/2, o.MarkCacheBytes-o.MarkCacheBytes/2))
 	s.proc.rebuilt = &s.meter.applyRebuilt
+	if err := s.loadSchemas(); err != nil {
+		return s.AdviseOn(err)
+	}
 	s.lastStamp = s.proc.applied.CommittedAt
 	s.feed = s.newFeed()
 	s.wg.Add(1)

@@ -194,11 +194,14 @@ func (n *simNode) start() {
 	}
 	o.setDefaults()
 	s := &Shard{
-		meter: newMeter(), opts: o, log: zap.NewNop(), store: n.store, view: n.store.View(),
+		meter: newMeter(), validators: newValidators(), opts: o, log: zap.NewNop(), store: n.store, view: n.store.View(),
 		cache:      mark.NewCache(o.HeadCacheBytes/2, o.MarkCacheBytes/2),
 		proc:       newProcessor(0, n.store, mark.NewCache(o.HeadCacheBytes/2, o.MarkCacheBytes/2)),
 		leaderWait: make(chan struct{}), fatalErr: make(chan error, 1), stopped: make(chan struct{}),
 		disk: &diskWatch{reserve: -1}, park: n.park,
+	}
+	if err := s.loadSchemas(); err != nil {
+		panic(err)
 	}
 	s.feed = s.newFeed()
 	s.ident.Store(&identity{NodeID: o.NodeID, State: stateMember, Timeline: simTimeline})

@@ -119,7 +119,8 @@ type rpc struct {
 func rpcOf(service, method string) rpc {
 	r := rpc{method: "/" + service + "/" + method, own: strings.HasPrefix(service, "tidemark.")}
 	switch method {
-	case "Read", "ReadAll", "GetAggregate", "GetMark", "ListMarks", "FindEvent", "ListOrgs", "ListTypes", "ListAggregates":
+	case "Read", "ReadAll", "GetAggregate", "GetMark", "ListMarks", "FindEvent", "ListOrgs", "ListTypes", "ListAggregates",
+		"GetSchema", "ListSchemas":
 		r.read = r.own
 	case "Subscribe":
 		r.subscribe = r.own

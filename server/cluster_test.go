@@ -234,6 +234,11 @@ func (r *rig) everyRead(ctx context.Context) map[string]func() error {
 			_, err := r.client.ListAggregates(ctx, &pb.ListAggregatesRequest{Org: "acme", Type: "orders"})
 			return err
 		},
+		"GetSchema": func() error {
+			_, err := r.client.GetSchema(ctx, &pb.GetSchemaRequest{Org: "acme", Type: "orders", EventType: "Placed"})
+			return err
+		},
+		"ListSchemas": func() error { _, err := r.client.ListSchemas(ctx, &pb.ListSchemasRequest{Org: "acme"}); return err },
 		"Read": func() error {
 			stream, err := r.client.Read(ctx, &pb.ReadRequest{Aggregate: pbKey("1")})
 			for err == nil {

@@ -277,6 +277,14 @@ func (f *fakeShard) Trim(_ context.Context, req *pb.TrimRequest) (*pb.TrimRespon
 	return &pb.TrimResponse{FirstVersion: req.GetKeepFromVersion(), Timeline: testTimeline}, nil
 }
 
+// RegisterSchema says what it was asked.
+func (f *fakeShard) RegisterSchema(_ context.Context, req *pb.RegisterSchemaRequest) (*pb.RegisterSchemaResponse, error) {
+	return &pb.RegisterSchemaResponse{Timeline: testTimeline, Schema: &pb.Schema{
+		Org: req.GetOrg(), Type: req.GetType(), EventType: req.GetEventType(), Schema: req.GetSchema(), Format: req.GetFormat(),
+		Message: req.GetMessage(), DefinitionBytes: uint32(len(req.GetDefinition())), Revision: 1,
+	}}, nil
+}
+
 func (f *fakeShard) Delete(_ context.Context, req *pb.DeleteRequest) (*pb.DeleteResponse, error) {
 	resp := &pb.DeleteResponse{Timeline: testTimeline}
 	for i, d := range req.GetDeletes() {

@@ -416,6 +416,14 @@ func TestReadOptionsReachTheShard(t *testing.T) {
 			_, err := r.client.ListAggregates(ctx, &pb.ListAggregatesRequest{Consistency: c, MinPosition: p, Timeline: tl})
 			return err
 		}, pb.Consistency_CONSISTENCY_LEADER},
+		{"GetSchema", func(c pb.Consistency, p uint64, tl string) error {
+			_, err := r.client.GetSchema(ctx, &pb.GetSchemaRequest{Org: "acme", Type: "orders", EventType: "Placed", Consistency: c, MinPosition: p, Timeline: tl})
+			return err
+		}, pb.Consistency_CONSISTENCY_LEADER},
+		{"ListSchemas", func(c pb.Consistency, p uint64, tl string) error {
+			_, err := r.client.ListSchemas(ctx, &pb.ListSchemasRequest{Org: "acme", Consistency: c, MinPosition: p, Timeline: tl})
+			return err
+		}, pb.Consistency_CONSISTENCY_LEADER},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			for asked, want := range map[pb.Consistency]pb.Consistency{

@@ -20,6 +20,8 @@ type Shard interface {
 	// Trim and Delete judge and commit a request whose shape has been checked.
 	Trim(ctx context.Context, req *pb.TrimRequest) (*pb.TrimResponse, error)
 	Delete(ctx context.Context, req *pb.DeleteRequest) (*pb.DeleteResponse, error)
+	// RegisterSchema judges and commits a request whose shape has been checked.
+	RegisterSchema(ctx context.Context, req *pb.RegisterSchemaRequest) (*pb.RegisterSchemaResponse, error)
 	// Read returns a view as fresh as asked for, which the caller releases.
 	Read(ctx context.Context, o replication.ReadOptions) (*history.View, error)
 	// ReadMark is Read together with the writer's in-flight mark of the same moment, nil if

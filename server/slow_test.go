@@ -271,6 +271,14 @@ func TestAReadThatWaitsHonoursItsDeadline(t *testing.T) {
 			_, err := r.client.ListOrgs(ctx, &pb.ListOrgsRequest{})
 			return err
 		},
+		"GetSchema": func(ctx context.Context) error {
+			_, err := r.client.GetSchema(ctx, &pb.GetSchemaRequest{Org: "acme", Type: "orders", EventType: "Placed"})
+			return err
+		},
+		"ListSchemas": func(ctx context.Context) error {
+			_, err := r.client.ListSchemas(ctx, &pb.ListSchemasRequest{Org: "acme"})
+			return err
+		},
 		"ListAggregates": func(ctx context.Context) error {
 			_, err := r.client.ListAggregates(ctx, &pb.ListAggregatesRequest{})
 			return err

@@ -32,6 +32,7 @@ func newCommands() []*cobra.Command {
 		newTrimCommand(),
 		newDeleteCommand(),
 		newCompactCommand(),
+		newSchemaCommand(),
 		newImportCommand(),
 		newExportCommand(),
 		newClusterCommand(),

@@ -144,6 +144,9 @@ func (c *contentCheck) run() (err error) {
 	if err := c.positions(); err != nil {
 		return err
 	}
+	if err := c.schemas(); err != nil {
+		return err
+	}
 	return c.others()
 }
 

@@ -73,6 +73,7 @@ type Schema struct {
 	Org, Type, EventType string
 	Major, Minor         uint32
 	Format               uint8
+	Message              string
 	Definition           []byte
 }
 
@@ -136,7 +137,7 @@ func (c *cursor) request(format uint8) Request {
 			c.fail("expected aggregates to delete, found none")
 		}
 	case RequestRegisterSchema:
-		r.Schema = &Schema{Org: c.str(), Type: c.str(), EventType: c.str(), Major: c.u32(), Minor: c.u32(), Format: c.u8(), Definition: copied(c.bytes())}
+		r.Schema = &Schema{Org: c.str(), Type: c.str(), EventType: c.str(), Major: c.u32(), Minor: c.u32(), Format: c.u8(), Message: c.str(), Definition: copied(c.bytes())}
 	default:
 		c.fail("expected a kind of request from 1 to 4, found %d", uint8(r.Kind))
 	}

@@ -24,6 +24,10 @@ type replay struct {
 	forgotten map[Aggregate]bool
 	// written are the positions of the batches that entries made, by their keys.
 	written map[string]uint64
+	// schemas are all of them, by their keys, each as a hash of what it says, and revisions how
+	// many each org and type has; nil until something asks for them.
+	schemas   map[string]Hash
+	revisions map[string]uint64
 	// changed are the aggregates that entries changed, in the order of their first change.
 	changed []Aggregate
 
@@ -88,6 +92,8 @@ func (r *replay) request(req *Request) error {
 		return r.trim(req)
 	case RequestDelete:
 		return r.remove(req)
+	case RequestRegisterSchema:
+		return r.register(req)
 	}
 	return &unknownRequest{req.Kind}
 }
@@ -103,6 +109,16 @@ func (r *replay) append(req *Request) error {
 	if code, i := judgeRequest(req, standings); code != 0 {
 		r.refuse(code, i, standings[i].version(), standings[i].mark)
 		return nil
+	}
+	for i := range req.Writes {
+		revision, mismatch, err := r.schemaMismatch(&req.Writes[i])
+		if err != nil {
+			return err
+		}
+		if mismatch {
+			r.refuse(pb.ErrorCode_ERROR_CODE_INTERNAL, i, revision, 0)
+			return nil
+		}
 	}
 	at := max(req.CommittedAt, r.applied.CommittedAt)
 	r.applied.CommittedAt = at

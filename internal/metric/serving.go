@@ -50,7 +50,7 @@ func (o Outcome) Values() []string { return []string{o.number(), o.Name} }
 
 // ReadMethods are the calls that read, as read_duration_seconds has them.
 func ReadMethods() []string {
-	return []string{"Read", "ReadAll", "GetAggregate", "GetMark", "ListMarks", "FindEvent", "ListOrgs", "ListTypes", "ListAggregates"}
+	return []string{"Read", "ReadAll", "GetAggregate", "GetMark", "ListMarks", "FindEvent", "ListOrgs", "ListTypes", "ListAggregates", "GetSchema", "ListSchemas"}
 }
 
 func outcomeLabels() []Label {

@@ -149,6 +149,14 @@ func linearizableReads(n *node) map[string]func(context.Context) error {
 			_, err := n.FindEvent(ctx, &pb.FindEventRequest{Aggregate: k, ClientId: "a", ClientSeq: 1})
 			return err
 		},
+		"GetSchema": func(ctx context.Context) error {
+			_, err := n.GetSchema(ctx, &pb.GetSchemaRequest{Org: k.Org, Type: k.Type, EventType: "t", Consistency: linearizable})
+			return err
+		},
+		"ListSchemas": func(ctx context.Context) error {
+			_, err := n.ListSchemas(ctx, &pb.ListSchemasRequest{Org: k.Org, Consistency: linearizable})
+			return err
+		},
 		"ListAggregates": func(ctx context.Context) error {
 			_, err := n.ListAggregates(ctx, &pb.ListAggregatesRequest{Org: k.Org, Type: k.Type, Consistency: linearizable})
 			return err
