@@ -27,6 +27,12 @@ func TestContentThatDoesNotFit(t *testing.T) {
 		"a position": {func(b *history.Batch, h *history.Head) {
 			b.PutChanges(h.Position+1000, []history.Change{{Key: key, Incarnation: h.Incarnation, Version: h.Version, Kind: history.ChangeBatch}})
 		}, `"p/`},
+		"a schema's revision": {func(b *history.Batch, _ *history.Head) {
+			b.PutSchema(&history.Schema{Org: "acme", Type: "orders", EventType: "X", Major: 1, Format: 1, Revision: 9, Definition: []byte("{}")})
+		}, `"s/acme\x00orders\x00`},
+		"another schema": {func(b *history.Batch, _ *history.Head) {
+			b.PutSchema(&history.Schema{Org: "acme", Type: "orders", EventType: "X", Major: 1, Format: 1, Revision: 1, Definition: []byte("{}")})
+		}, `"s/acme\x00orders\x00X`},
 		"another row": {func(b *history.Batch, h *history.Head) {
 			b.PutRow(&history.Row{Key: key, Client: "nobody", ClientSeq: 1, Position: h.Position, Version: h.Version, Incarnation: h.Incarnation,
 				FirstSeq: 1, LastSeq: 1, EventCount: 1, CommitFirst: h.Position, CommitCount: 1})

@@ -104,8 +104,29 @@ func (w *writer) write(t *testing.T, s *replication.Shard) {
 			t.Fatalf("a resend: %v", err)
 		}
 	}
+	if w.n%8 == 0 {
+		w.register(t, s)
+	}
 	if w.n > 50 && w.n%10 == 0 {
 		w.change(t, s)
+	}
+}
+
+// register registers a schema, for events that nobody writes, twice, and then another one under
+// the same version, which is refused.
+func (w *writer) register(t *testing.T, s *replication.Shard) {
+	t.Helper()
+	req := &pb.RegisterSchemaRequest{
+		Org: "acme", Type: []string{"orders", "order"}[w.n/8%2], EventType: "Other", Schema: &pb.SchemaVersion{Minor: uint32(w.n)},
+		Format: pb.SchemaFormat_SCHEMA_FORMAT_JSON_SCHEMA, Definition: fmt.Appendf(nil, `{"maximum":%d}`, w.n),
+	}
+	for i, code := range []pb.ErrorCode{0, 0, pb.ErrorCode_ERROR_CODE_REGISTER_SCHEMA_ALREADY_EXISTS} {
+		if i == 2 {
+			req.Definition = []byte("true")
+		}
+		if _, err := s.RegisterSchema(t.Context(), req); api.CodeOf(err) != code {
+			t.Fatalf("registration %d: %v, want %d", i, err, code)
+		}
 	}
 }
 
