@@ -79,3 +79,48 @@ func TestStoredBatches(t *testing.T) {
 		}
 	}
 }
+
+// A batch is found although the version before it was trimmed, where a search for that one ends
+// at it, and at the very end of the batches, where there is nothing to go on to.
+func TestStoredBatchesAfterATrimmedOne(t *testing.T) {
+	s := open(t, Options{})
+	a, b := record.MakeKey("a", "t", "1"), record.MakeKey("b", "t", "1")
+	const version, floor = 4, 4
+	commit(t, s, func(w *Batch) {
+		for _, k := range []record.Key{a, b} {
+			w.PutHead(k, &Head{Version: version, Incarnation: 1, Floor: floor})
+			h := record.BatchHeader{Key: k, Incarnation: 1, Version: version, ClientID: "a"}
+			w.PutBatch(&h, record.Hash{}, []byte(k))
+		}
+	})
+	v := s.View()
+	defer v.Release()
+	of := func(k record.Key, versions ...uint64) (out []Change) {
+		for _, n := range versions {
+			out = append(out, Change{Key: k, Incarnation: 1, Version: n, Kind: ChangeBatch})
+		}
+		return out
+	}
+	for _, c := range []struct {
+		changes []Change
+		want    []string
+	}{
+		{of(b, 3, 4), []string{"1 b/t/1"}},
+		{of(b, 2, 4), []string{"1 b/t/1"}},
+		{of(b, 1, 2, 3, 4), []string{"3 b/t/1"}},
+		{of(b, 4, 3), []string{"0 b/t/1"}},
+		{of(b, 1, 2, 3), nil},
+		{slices.Concat(of(b, 3, 4), of(a, 3, 4)), []string{"3 a/t/1", "1 b/t/1"}},
+		{slices.Concat(of(a, 3), of(b, 4)), []string{"1 b/t/1"}},
+	} {
+		var got []string
+		err := v.StoredBatches(c.changes, func(i int, stored []byte) error {
+			_, _, _, events, err := record.ParseBatch(stored)
+			got = append(got, fmt.Sprintf("%d %s", i, record.Key(events)))
+			return err
+		})
+		if err != nil || !slices.Equal(got, c.want) {
+			t.Errorf("%v: found %q, %v, want %q", c.changes, got, err, c.want)
+		}
+	}
+}
