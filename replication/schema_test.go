@@ -12,6 +12,7 @@ import (
 
 	"github.com/tidemark-db/tidemark/api"
 	pb "github.com/tidemark-db/tidemark/api/tidemark/v1"
+	"github.com/tidemark-db/tidemark/internal/schema"
 	"github.com/tidemark-db/tidemark/wal/record"
 )
 
@@ -186,10 +187,31 @@ func TestWritesMatchTheirSchemas(t *testing.T) {
 	if got := mustAppend(t, s, r); got.Results[0].Version != 5 || got.Results[1].Version != 1 {
 		t.Errorf("corrected: %v", got)
 	}
+	if all := s.Stats(); all.Schemas != 1 || all.MaxSchemas != 100_000 || all.Validators != s.validators.Stats() {
+		t.Errorf("%d of %d schemas, %+v", all.Schemas, all.MaxSchemas, all.Validators)
+	}
 	// Of encrypted events and those of an unregistered version, nothing is counted as valid.
 	st := s.validators.Stats()
 	if st != (ValidatorStats{Entries: 1, MaxEntries: 1000, Bytes: 34, MaxBytes: 16 << 20, Hits: 9, Misses: 1, Valid: 8, Invalid: 2, Unregistered: 1, Encrypted: 1}) {
 		t.Errorf("%+v", st)
+	}
+}
+
+func TestValidatorsAreBounded(t *testing.T) {
+	v := newValidators()
+	v.stats.MaxEntries, v.stats.MaxBytes = 3, 10
+	x := &schema.Validator{}
+	for _, place := range []string{"a", "b", "a", "c"} {
+		v.put(place, 3, x)
+	}
+	v.get("a")
+	v.put("d", 3, x) // too many: b, used least recently, goes
+	v.put("e", 8, x) // too many bytes: all others go
+	if v.get("b") != nil || v.get("a") != nil || v.get("e") != x {
+		t.Error("expected the newest alone to be kept")
+	}
+	if got, want := v.Stats(), (ValidatorStats{Entries: 1, MaxEntries: 3, Bytes: 8, MaxBytes: 10, Hits: 2, Misses: 6, Evictions: 4}); got != want {
+		t.Errorf("\n got %+v\nwant %+v", got, want)
 	}
 }
 

@@ -29,6 +29,10 @@ type Stats struct {
 	AdmissionHeads, AdmissionMarks mark.Stats
 	ApplyHeads, ApplyMarks         mark.Stats
 
+	// Schemas are registered; Validators are those in use.
+	Schemas, MaxSchemas uint64
+	Validators          ValidatorStats
+
 	// The log: its bounds, what was made durable of it, and what stands behind the newest
 	// snapshot.
 	FirstIndex, LastIndex    uint64
@@ -112,7 +116,11 @@ func (s *Shard) Stats() Stats {
 			st.SnapshotAt, st.SnapshotIndex, st.SnapshotBytes = snaps.at, m.Index, m.Size
 		}
 	}
+	st.Validators, st.MaxSchemas = s.validators.Stats(), maxSchemas
 	s.mu.Lock()
+	for _, n := range s.revisions {
+		st.Schemas += n
+	}
 	cache, proc, g := s.cache, s.proc, s.raft
 	st.Diverged = s.diverged.undecided
 	s.streams.stats(&st)

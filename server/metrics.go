@@ -118,6 +118,7 @@ func (m sink) writes(s *replication.Stats) {
 	m.cache("mark", "admission", s.AdmissionMarks)
 	m.cache("head", "apply", s.ApplyHeads)
 	m.cache("mark", "apply", s.ApplyMarks)
+	m.schemas(s)
 }
 
 func (m sink) streams(c *chain, s *replication.Stats) {
@@ -131,6 +132,23 @@ func (m sink) streams(c *chain, s *replication.Stats) {
 	m.Counter("append_stream_pairs_forgotten_total", float64(s.StreamPairsForgotten-s.StreamPairsForgottenBroken), "whole")
 	m.Counter("append_stream_pairs_forgotten_total", float64(s.StreamPairsForgottenBroken), "broken")
 	m.Counter("append_chains_broken_total", float64(s.StreamChainsBroken))
+}
+
+func (m sink) schemas(s *replication.Stats) {
+	m.Gauge("schemas", float64(s.Schemas))
+	m.Gauge("schemas_limit", float64(s.MaxSchemas))
+	v := &s.Validators
+	m.Counter("schema_events_total", float64(v.Valid), metric.SchemaValid)
+	m.Counter("schema_events_total", float64(v.Invalid), metric.SchemaInvalid)
+	m.Counter("schema_events_total", float64(v.Unregistered), metric.SchemaUnregistered)
+	m.Counter("schema_events_total", float64(v.Encrypted), metric.SchemaEncrypted)
+	m.Gauge("schema_validators", float64(v.Entries))
+	m.Gauge("schema_validators_limit", float64(v.MaxEntries))
+	m.Gauge("schema_validator_bytes", float64(v.Bytes))
+	m.Gauge("schema_validator_limit_bytes", float64(v.MaxBytes))
+	m.Counter("schema_validator_hits_total", float64(v.Hits))
+	m.Counter("schema_validator_misses_total", float64(v.Misses))
+	m.Counter("schema_validator_evictions_total", float64(v.Evictions))
 }
 
 func (m sink) cache(holds, user string, s mark.Stats) {

@@ -55,6 +55,9 @@ func fullStats() replication.Stats {
 		},
 		MaxInFlightBytes: 201, MinFreeDiskBytes: 202, OutstandingEntries: 203, MaxOutstandingEntries: 204,
 		AdmissionHeads: cache(210), AdmissionMarks: cache(220), ApplyHeads: cache(230), ApplyMarks: cache(240),
+		Schemas: 601, MaxSchemas: 602, Validators: replication.ValidatorStats{
+			Entries: 603, MaxEntries: 604, Bytes: 605, MaxBytes: 606, Hits: 607, Misses: 608, Evictions: 609, Valid: 610, Invalid: 611, Unregistered: 612, Encrypted: 613,
+		},
 		FirstIndex: 501, LastIndex: 502, TailWrittenBytes: 503, TailSinceSnapshot: 504,
 		Feed:     replication.FeedStats{Changes: 571, MaxChanges: 572, Bytes: 573, MaxBytes: 574},
 		LogCache: replication.EntryCacheStats{Entries: 505, Bytes: 506, Limit: 507, Hits: 508, Misses: 509}, Elections: 510, LeaderChanges: 511,

@@ -61,7 +61,7 @@ type Group struct {
 // Groups returns the table.
 func Groups() []Group {
 	return []Group{
-		appends(), calls(), reads(), caches(), raftGroup(), peers(), majority(), digests(),
+		appends(), calls(), reads(), caches(), schemas(), raftGroup(), peers(), majority(), digests(),
 		tail(), history(), snapshots(), disk(), node(),
 	}
 }
