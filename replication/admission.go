@@ -134,11 +134,7 @@ func (s *Shard) judge(ctx context.Context, p *pending) (admitted, error) {
 			return admitted{}, err
 		}
 		if d := s.tenure.overlay.inTheWay(p); d != nil {
-			gone := d.gone
-			s.mu.Unlock()
-			over := s.wait(ctx, gone, nil)
-			s.mu.Lock()
-			if !over {
+			if gone := d.gone; !s.unlocked(func() bool { return s.wait(ctx, gone, nil) }) {
 				return admitted{}, s.notAdmitted(ctx)
 			}
 			continue
@@ -155,28 +151,31 @@ func (s *Shard) judge(ctx context.Context, p *pending) (admitted, error) {
 			}
 			// Validation takes its time, too: outside the lock, then judge again.
 			view, revisions := s.acquireView(), s.revisionsOf(p)
-			s.mu.Unlock()
-			err := s.validate(ctx, view, revisions, p)
-			view.Release()
-			if err == nil && s.park != nil {
-				s.park(ctx, nil)
-			}
-			s.mu.Lock()
+			s.unlocked(func() bool {
+				err = s.validate(ctx, view, revisions, p)
+				view.Release()
+				if err == nil && s.park != nil {
+					s.park(ctx, nil)
+				}
+				return err == nil
+			})
 			if err != nil {
 				return admitted{}, err
 			}
 			continue
 		}
 		// Cold look-ups never stall the others: read outside the lock, then start again.
+		var fills []fill
 		view := s.acquireView()
-		s.mu.Unlock()
-		fills, err := s.readStates(view, p)
 		index := view.Applied().Index
-		view.Release()
-		if err == nil && s.park != nil {
-			s.park(ctx, nil) // other calls run here
-		}
-		s.mu.Lock()
+		s.unlocked(func() bool {
+			fills, err = s.readStates(view, p)
+			view.Release()
+			if err == nil && s.park != nil {
+				s.park(ctx, nil) // other calls run here
+			}
+			return err == nil
+		})
 		if err != nil {
 			return admitted{}, s.damaged(err)
 		}
@@ -201,6 +200,13 @@ func (s *Shard) judge(ctx context.Context, p *pending) (admitted, error) {
 	p.asked = nil
 	s.enqueue(p)
 	return admitted{tenure: t}, nil
+}
+
+// unlocked runs f without s.mu, which is held again afterwards, even if f panics.
+func (s *Shard) unlocked(f func() bool) bool {
+	s.mu.Unlock()
+	defer s.mu.Lock()
+	return f()
 }
 
 // enqueue takes a request in. s.mu is held.

@@ -185,11 +185,6 @@ func (p *pending) bytes() int64 {
 // finish sets the outcome and wakes who waits. It is called once.
 func (p *pending) finish(o outcome) {
 	p.outcome = o
-	p.wake()
-}
-
-// wake tells who waits for the outcome, which is set.
-func (p *pending) wake() {
 	close(p.done)
 	if p.sent != nil {
 		p.sent.stream.deliver(p.sent)

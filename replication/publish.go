@@ -140,8 +140,9 @@ func (s *Shard) publish(view *history.View, results []entryResult, changes []Log
 	// have made batches unreadable that the ring still holds.
 	s.feed.Publish(changes)
 	for _, p := range finished {
-		p.wake()
+		close(p.done)
 	}
+	deliverAll(finished)
 	clear(finished)
 	s.finished = finished[:0]
 }

@@ -2,6 +2,8 @@ package replication
 
 import (
 	"context"
+	"fmt"
+	"runtime/debug"
 	"sync"
 	"time"
 
@@ -97,12 +99,16 @@ func (st *Stream) Admit(requests []*StreamRequest) {
 	}
 	for len(requests) > 0 {
 		n := min(len(requests), admitAtOnce)
-		s.mu.Lock()
-		for _, r := range requests[:n] {
-			st.admit(r)
-		}
-		s.mu.Unlock()
+		st.admitSome(requests[:n])
 		requests = requests[n:]
+	}
+}
+
+func (st *Stream) admitSome(requests []*StreamRequest) {
+	st.shard.mu.Lock()
+	defer st.shard.mu.Unlock()
+	for _, r := range requests {
+		st.admit(r)
 	}
 }
 
@@ -124,9 +130,7 @@ func (st *Stream) admit(r *StreamRequest) {
 	case a.refused == nil: // its outcome is delivered when it is known
 	case r.p.confirm:
 		// What comes next is judged by what this finds, so it is looked up in its turn.
-		st.shard.mu.Unlock()
-		st.confirm(r, a)
-		st.shard.mu.Lock()
+		st.shard.unlocked(func() bool { st.confirm(r, a); return true })
 	default:
 		st.chains.failed(r)
 		st.finishLater(func() { r.Response, r.Err = st.refused(r, a) }, r)
@@ -138,10 +142,15 @@ func (st *Stream) finishLater(f func(), r *StreamRequest) {
 	st.running.Add(1)
 	go func() {
 		defer st.running.Done()
+		defer func() {
+			if p := recover(); p != nil { // as it would be in a call of its own
+				r.Response, r.Err = nil, st.shard.damaged(fmt.Errorf("bug: the answer to an append on a stream panicked: %v\n%s", p, debug.Stack()))
+			}
+			if r.Response != nil || r.Err != nil {
+				st.deliver(r)
+			}
+		}()
 		f()
-		if r.Response != nil || r.Err != nil {
-			st.deliver(r)
-		}
 	}()
 }
 
@@ -213,9 +222,38 @@ func (st *Stream) await(r *StreamRequest, same *pending, ref *refusal) {
 
 // deliver hands an answer, or the outcome that it is made of, to Take.
 func (st *Stream) deliver(r *StreamRequest) {
+	st.add(r)
+	st.signal()
+}
+
+// deliverAll delivers what became of requests, and wakes their streams once they have all of it,
+// so that they send it together.
+func deliverAll(finished []*pending) {
+	var last *Stream
+	for _, p := range finished {
+		if p.sent == nil {
+			continue
+		}
+		if st := p.sent.stream; st != last {
+			if last != nil {
+				last.signal()
+			}
+			last = st
+		}
+		last.add(p.sent)
+	}
+	if last != nil {
+		last.signal()
+	}
+}
+
+func (st *Stream) add(r *StreamRequest) {
 	st.mu.Lock()
+	defer st.mu.Unlock()
 	st.answered = append(st.answered, r)
-	st.mu.Unlock()
+}
+
+func (st *Stream) signal() {
 	select {
 	case st.ready <- struct{}{}:
 	default:

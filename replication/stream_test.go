@@ -357,12 +357,15 @@ func TestPipelinesNeverSkip(t *testing.T) {
 		defer mu.Unlock()
 		return rnd.IntN(n)
 	}
-	causes := []error{raft.ErrNotLeader, raft.ErrEnqueueTimeout, raft.ErrLeadershipLost}
-	o := Options{Dir: t.TempDir(), MaxInFlightBytes: 12 << 10, Hooks: Hooks{Propose: func(next func() func() error) func() error {
-		switch draw(12) {
+	causes := []error{raft.ErrNotLeader, raft.ErrEnqueueTimeout, raft.ErrNotLeader, raft.ErrLeadershipLost}
+	o := Options{Dir: t.TempDir(), MaxInFlightBytes: 32 << 10, Hooks: Hooks{Propose: func(next func() func() error) func() error {
+		switch draw(6) {
 		case 0: // never logged, or nobody knows
-			err := causes[draw(3)]
-			return func() error { return err }
+			err, delay := causes[draw(len(causes))], time.Duration(5+draw(10))*time.Millisecond
+			return func() error { // others may land while nobody knows of the failure
+				<-time.After(delay)
+				return err
+			}
 		case 1: // logged, and nobody knows
 			wait := next()
 			return func() error { _ = wait(); return raft.ErrLeadershipLost }
@@ -385,13 +388,13 @@ func TestPipelinesNeverSkip(t *testing.T) {
 			s.mu.Lock()
 			lost := s.tenure != nil && s.tenure.lost
 			s.mu.Unlock()
-			if lost || draw(40) == 0 {
+			if lost || draw(60) == 0 {
 				s.endTenure("the term ends in a test")
 				s.beginTenure(s.group.get())
 			}
 		}
 	})
-	const writers, aggregates, goal = 3, 2, 120
+	const writers, aggregates, goal = 3, 2, 200
 	for w := range writers {
 		writing.Go(func() {
 			p := &pipeliner{talk: openTalk(t, s), client: fmt.Sprint("p", w), draw: draw}
@@ -419,92 +422,67 @@ type pipeliner struct {
 }
 
 func (p *pipeliner) run(aggregates int, goal uint64) {
-	type lane struct {
-		id   string
-		next uint64
-		back bool // a failure was heard of
-	}
-	lanes := make([]*lane, aggregates)
+	lanes := make([]lane, aggregates)
 	for i := range lanes {
-		lanes[i] = &lane{id: fmt.Sprint(i), next: 1}
+		lanes[i] = lane{id: fmt.Sprint(i), next: 1}
 	}
-	outstanding := map[string]*lane{}
+	outstanding := map[string]bool{}
 	for {
-		done := true
-		var message []*pb.AppendRequest
-		var of []*lane
-		for range 1 + p.draw(8) {
-			l := lanes[p.draw(len(lanes))]
-			if l.next > goal || l.back {
-				continue
-			}
-			r := appendOf(p.client, l.id, seqs(l.next))
-			switch p.draw(30) {
-			case 0:
-				r.Writes[0].ExpectedVersion = proto.Uint64(1 << 40)
-			case 1:
-				r.OnDuplicate = pb.OnDuplicate_ON_DUPLICATE_CONFIRM
-			case 2:
-				other := lanes[p.draw(len(lanes))]
-				if other != l && !other.back && other.next <= goal {
-					r = both(r, appendOf(p.client, other.id, seqs(other.next)))
-					other.next++
-				}
-			}
-			l.next++
-			message, of = append(message, r), append(of, l)
+		for _, id := range p.send(p.message(lanes, goal)...) {
+			outstanding[id] = true
 		}
-		for i, id := range p.send(message...) {
-			_ = of[i]
-			outstanding[id] = nil
+		finished, failed := true, false
+		for i := range lanes {
+			finished = finished && lanes[i].next > goal
 		}
 		for id := range outstanding {
-			if len(outstanding) < 24 && p.draw(4) > 0 {
+			if !finished && !failed && len(outstanding) < 24 && p.draw(4) > 0 {
 				break // leave it outstanding
 			}
-			if !strings.HasPrefix(p.answer(id), "ok") {
-				for _, l := range lanes {
-					l.back = true
-				}
-			}
+			failed = !strings.HasPrefix(p.answer(id), "ok") || failed
 			delete(outstanding, id)
 		}
-		for _, l := range lanes {
-			done = done && l.next > goal
-			if !l.back {
-				continue
+		switch {
+		case failed: // it asks where it stands once it has all answers
+			for i := range lanes {
+				lanes[i].next = p.resume(lanes[i].id, goal)
 			}
-			for id := range outstanding { // it asks where it stands once it has all answers
-				p.answer(id)
-				delete(outstanding, id)
-			}
-		}
-		for _, l := range lanes {
-			if l.back {
-				l.next = p.resume(l.id, goal)
-				l.back = false
-				done = false
-			}
-		}
-		if done && len(outstanding) == 0 {
+		case finished:
 			return
 		}
-		if done {
-			for id := range outstanding {
-				if !strings.HasPrefix(p.answer(id), "ok") {
-					for _, l := range lanes {
-						l.back, l.next = true, 0
-					}
-				}
-				delete(outstanding, id)
-			}
-			for _, l := range lanes {
-				if l.back {
-					l.next, l.back = p.resume(l.id, goal), false
-				}
+	}
+}
+
+// lane is what a pipeliner sends to one aggregate.
+type lane struct {
+	id   string
+	next uint64
+}
+
+// message draws what to send next.
+func (p *pipeliner) message(lanes []lane, goal uint64) []*pb.AppendRequest {
+	var message []*pb.AppendRequest
+	for range 1 + p.draw(8) {
+		l := &lanes[p.draw(len(lanes))]
+		if l.next > goal {
+			continue
+		}
+		r := appendOf(p.client, l.id, seqs(l.next))
+		l.next++
+		switch p.draw(30) {
+		case 0:
+			r.Writes[0].ExpectedVersion = proto.Uint64(1 << 40)
+		case 1:
+			r.OnDuplicate = pb.OnDuplicate_ON_DUPLICATE_CONFIRM
+		case 2:
+			if other := &lanes[p.draw(len(lanes))]; other != l && other.next <= goal {
+				r = both(r, appendOf(p.client, other.id, seqs(other.next)))
+				other.next++
 			}
 		}
+		message = append(message, r)
 	}
+	return message
 }
 
 // resume sends the sequence behind the mark with the mark as its previous one until that is
