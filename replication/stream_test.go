@@ -205,7 +205,10 @@ func TestUnknownOutcomeBreaksTheChain(t *testing.T) {
 	g.lift(raft.ErrLeadershipLost)
 	k.wantAll(first, "2014 WriteOutcomeUnknown: replication failed (leadership lost while committing log): the write may or may not land; ask again with the same client_seq")
 	broken := "2030 ClientSequenceGap: write 0, acme/orders/1: a request of writer \"a\" before it on this stream was not admitted or failed, so that previous_client_seq is needed: the mark is 1"
-	k.want(broken+", 3 with what is in flight", appendOf("a", "1", seqs(4)))
+	// 3 is in flight, too, unless Apply has refused it by now.
+	if got := k.answer(k.send(appendOf("a", "1", seqs(4)))[0]); got != broken+", 3 with what is in flight" && got != broken+", 2 with what is in flight" {
+		t.Errorf("4 behind an unknown outcome: %s", got)
+	}
 	s.endTenure("the term ends in a test")
 	// The batcher may have handed the second over before it knew, and Apply refused it.
 	switch got := k.answer(rest[0]); {
