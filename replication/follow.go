@@ -119,6 +119,8 @@ type Follower struct {
 	// place in Feed.order, and what was dispatched at the last tick. Feed.mu.
 	place  int
 	ticked uint64
+	// between is called between the two looks of Poll by a test of their order; else nil.
+	between func()
 }
 
 // Follow follows the log once this node may serve what o asks for. The first Poll finds
@@ -196,6 +198,9 @@ func (f *Follower) Poll(next uint64) (from, to uint64) {
 	fs := f.feed
 	// In this order: everything up to dispatched was noted in pending before.
 	dispatched := fs.dispatched.Load()
+	if f.between != nil {
+		f.between()
+	}
 	first := f.pending.Swap(0)
 	if first == 0 {
 		return max(next, dispatched+1), 0
