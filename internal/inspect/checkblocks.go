@@ -302,22 +302,3 @@ func pebbleReaderOptions() sstable.ReaderOptions {
 	o.EnsureDefaults()
 	return o.MakeReaderOptions()
 }
-
-// blobID returns the number that tables know a blob file by: its own, or that of the one that
-// it replaces. ok is false for a file that was not finished.
-func (v *verifier) blobID(path string) (id uint64, ok bool, err error) {
-	info, err := os.Stat(path)
-	if err != nil {
-		return 0, false, err
-	}
-	f, err := readOnlyFS{vfs.Default}.Open(path)
-	if err != nil {
-		return 0, false, err
-	}
-	b := &blockFile{v: v, path: path, f: f, size: info.Size()}
-	p, err := b.footerOfBlob()
-	if err = errors.Join(err, f.Close()); err != nil || p == nil {
-		return 0, false, err
-	}
-	return binary.LittleEndian.Uint64(p[22:]), true, nil
-}

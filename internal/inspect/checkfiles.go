@@ -4,9 +4,10 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"maps"
 	"os"
 	"path/filepath"
-	"strconv"
+	"slices"
 	"strings"
 	"syscall"
 )
@@ -43,8 +44,9 @@ func (v *verifier) files(dir string) (s *store, bad int, err error) {
 	}
 	before := v.report.Damage
 	manifest := v.markers(dir, names)
+	var blobs blobFiles
 	if manifest != "" {
-		if err := v.manifest(filepath.Join(dir, manifest)); err != nil {
+		if blobs, err = v.manifest(filepath.Join(dir, manifest)); err != nil {
 			return nil, 0, err
 		}
 	}
@@ -65,7 +67,7 @@ func (v *verifier) files(dir string) (s *store, bad int, err error) {
 	bad = v.report.Damage - before
 	if s != nil {
 		var more int
-		more, err = v.referred(s, names)
+		more, err = v.referred(s, blobs)
 		bad += more
 	} else {
 		// Whatever is complete; what is not may be what a crash cut short.
@@ -97,7 +99,7 @@ func listNames(dir string) ([]string, error) {
 
 // referred checks the tables of a store and the blob files that they refer to, and returns how
 // much is wrong with them.
-func (v *verifier) referred(s *store, names []string) (bad int, err error) {
+func (v *verifier) referred(s *store, blobs blobFiles) (bad int, err error) {
 	check := func(path string) error {
 		n, err := v.blocks(path)
 		bad += n
@@ -119,44 +121,21 @@ func (v *verifier) referred(s *store, names []string) (bad int, err error) {
 			}
 		}
 	}
-	found := map[uint64]bool{}
-	var spare []string // without a sound footer, and so perhaps what is missing
-	for _, name := range names {
-		if !strings.HasSuffix(name, ".blob") {
-			continue
-		}
-		path := filepath.Join(s.dir, name)
-		id, ok, err := v.blobID(path)
-		if err != nil {
-			return bad, err
-		}
-		number, _ := strconv.ParseUint(strings.TrimSuffix(name, ".blob"), 10, 64)
+	for _, id := range slices.Sorted(maps.Keys(wanted)) {
+		number, ok := blobs[id]
+		path := filepath.Join(s.dir, fmt.Sprintf("%06d.blob", number))
 		switch {
-		case ok && wanted[id]:
-			found[id] = true
-		case !ok && wanted[number]:
-			found[number] = true // its footer is damaged, which blocks says
 		case !ok:
-			spare = append(spare, path)
-			continue
+			bad++
+			v.damage(s.dir, "expected the MANIFEST to name the file of the values %06d, which tables refer to, found nothing", id)
+		case !exists(path):
+			bad++
+			v.damage(path, "expected the blob file of the values %06d, which tables refer to, found no such file", id)
 		default:
-			continue // what no table refers to any more
-		}
-		if err := check(path); err != nil {
-			return bad, err
-		}
-	}
-	for id := range wanted {
-		if found[id] {
-			continue
-		}
-		for _, path := range spare {
 			if err := check(path); err != nil {
 				return bad, err
 			}
 		}
-		bad++
-		v.damage(filepath.Join(s.dir, fmt.Sprintf("%06d.blob", id)), "expected a blob file that tables refer to, or one that replaces it, found none")
 	}
 	return bad, nil
 }

@@ -65,12 +65,14 @@ const (
 	chunkFull, chunkFirst, chunkMiddle, chunkLast = 1, 2, 3, 4
 )
 
-// manifest checks every record of a MANIFEST.
-func (v *verifier) manifest(path string) error {
+// manifest checks every record of a MANIFEST, and returns where it says that values are.
+func (v *verifier) manifest(path string) (blobFiles, error) {
 	b, err := os.ReadFile(path)
 	if err != nil {
-		return err
+		return nil, err
 	}
+	blobs := blobFiles{}
+	var record []byte
 	v.read(len(b))
 	inRecord := int64(-1) // where the record begins that is not complete yet
 	for at := 0; at < len(b); {
@@ -89,12 +91,17 @@ func (v *verifier) manifest(path string) error {
 		}
 		if problem != "" {
 			v.manifestBroken(path, b, at, end, problem)
-			return nil
+			return blobs, nil
 		}
-		switch kind {
-		case chunkFirst:
-			inRecord = int64(at)
-		case chunkFull, chunkLast:
+		if begins {
+			inRecord, record = int64(at), record[:0]
+		}
+		record = append(record, b[at+chunkHeader:at+size]...)
+		if kind == chunkFull || kind == chunkLast {
+			if err := blobs.apply(record); err != nil {
+				v.found(Finding{Damage: true, File: path, Offset: inRecord, Text: err.Error()})
+				return blobs, nil
+			}
 			inRecord = -1
 		}
 		at += size
@@ -105,7 +112,7 @@ func (v *verifier) manifest(path string) error {
 	if len(b) == 0 {
 		v.damage(path, "expected records, found an empty file")
 	}
-	return nil
+	return blobs, nil
 }
 
 // manifestBroken tells the end that a crash cut short from damage: where the record is all
