@@ -155,6 +155,13 @@ func (f *fakeShard) change(t testing.TB, key record.Key, kind history.ChangeKind
 	a.Position++
 	a.Index, a.Timeline = a.Index+1, testTimeline
 	h := f.heads[key]
+	from := max(h.Floor, 1)
+	switch {
+	case kind == history.ChangeTrim && from < version:
+		f.batch.DropBatches(key, h.Incarnation, from, version)
+	case kind == history.ChangeDelete && from <= version:
+		f.batch.DropBatches(key, h.Incarnation, from, version+1)
+	}
 	change(&h)
 	h.Position = a.Position
 	f.setHead(key, h)
