@@ -151,6 +151,8 @@ func (s *Shard) compactLog() (left []string, err error) {
 	switch err := s.tail.Rewrite(); {
 	case errors.Is(err, tail.ErrTooLong):
 		left = append(left, err.Error()+": compact again once the next snapshot has shortened it")
+	case errors.Is(err, tail.ErrNoRoom):
+		left = append(left, err.Error()+": compact again once there is")
 	case err != nil:
 		return nil, err
 	}

@@ -74,39 +74,20 @@ func logDirName(n uint64) string { return fmt.Sprintf("%s%010d", logPrefix, n) }
 // segmentName is tidwall's name of the segment file that begins with index base.
 func segmentName(base uint64) string { return fmt.Sprintf("%020d", base) }
 
+// unmadeError is why createLog made nothing but an unfinished directory, which counts for nothing.
+type unmadeError struct{ err error }
+
+func (e *unmadeError) Error() string { return e.err.Error() }
+func (e *unmadeError) Unwrap() error { return e.err }
+
 // createLog makes a log in the directory of incarnation n: one segment, which begins with index
 // base, of the whole records given, and the state that goes with them. It exists after a crash
-// either whole or not at all: the rename decides.
+// either whole or not at all: the rename decides. An unmadeError is from before that.
 func (o *ops) createLog(root string, n, base uint64, records []byte, st state) error {
 	final := filepath.Join(root, logDirName(n))
 	dir := final + newSuffix
-	if err := os.Mkdir(dir, 0o750); err != nil {
-		return fmt.Errorf("create the log: %w", err)
-	}
-	if err := o.step("created directory"); err != nil {
-		return err
-	}
-	seg, err := os.OpenFile(filepath.Join(dir, segmentName(base)), os.O_CREATE|os.O_EXCL|os.O_WRONLY, 0o640)
-	if err != nil {
-		return fmt.Errorf("create the log: %w", err)
-	}
-	_, err = seg.Write(records)
-	if err := errors.Join(err, o.flush(seg), seg.Close()); err != nil {
-		return fmt.Errorf("create the log: %w", err)
-	}
-	f, err := os.OpenFile(filepath.Join(dir, stateName), os.O_CREATE|os.O_EXCL|os.O_WRONLY, 0o640)
-	if err != nil {
-		return fmt.Errorf("create the log: %w", err)
-	}
-	err = o.writeState(f, st)
-	if err := errors.Join(err, f.Close()); err != nil {
-		return fmt.Errorf("create the log: %w", err)
-	}
-	if err := o.syncDir(dir); err != nil {
-		return err
-	}
-	if err := o.step("filled directory"); err != nil {
-		return err
+	if err := o.fillLog(dir, base, records, st); err != nil {
+		return &unmadeError{fmt.Errorf("create the log: %w", err)}
 	}
 	if err := os.Rename(dir, final); err != nil {
 		return fmt.Errorf("create the log: %w", err)
@@ -115,6 +96,36 @@ func (o *ops) createLog(root string, n, base uint64, records []byte, st state) e
 		return err
 	}
 	return o.syncDir(root)
+}
+
+// fillLog makes the directory of a new log.
+func (o *ops) fillLog(dir string, base uint64, records []byte, st state) error {
+	if err := os.Mkdir(dir, 0o750); err != nil {
+		return err
+	}
+	if err := o.step("created directory"); err != nil {
+		return err
+	}
+	seg, err := os.OpenFile(filepath.Join(dir, segmentName(base)), os.O_CREATE|os.O_EXCL|os.O_WRONLY, 0o640)
+	if err != nil {
+		return err
+	}
+	_, err = seg.Write(records)
+	if err := errors.Join(err, o.flush(seg), seg.Close()); err != nil {
+		return err
+	}
+	f, err := os.OpenFile(filepath.Join(dir, stateName), os.O_CREATE|os.O_EXCL|os.O_WRONLY, 0o640)
+	if err != nil {
+		return err
+	}
+	err = o.writeState(f, st)
+	if err := errors.Join(err, f.Close()); err != nil {
+		return err
+	}
+	if err := o.syncDir(dir); err != nil {
+		return err
+	}
+	return o.step("filled directory")
 }
 
 // findLog returns the newest incarnation in root, 0 if there is none, after removing what a

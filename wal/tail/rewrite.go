@@ -5,6 +5,8 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"path/filepath"
+	"syscall"
 )
 
 // maxRewrite bounds what Rewrite copies, in memory, while appends wait.
@@ -12,6 +14,9 @@ const maxRewrite = 64 << 20
 
 // ErrTooLong is returned by Rewrite when the log holds more than it copies. Nothing was changed.
 var ErrTooLong = errors.New("the log is too long to be rewritten")
+
+// ErrNoRoom is returned by Rewrite when the disk has no room for the copy. Nothing was changed.
+var ErrNoRoom = errors.New("no room to rewrite the log")
 
 // Rewrite begins the log anew with the entries that it holds, so that nothing of deleted ones is
 // left in its files: a segment goes only once all its records are deleted, and the last one
@@ -33,7 +38,16 @@ func (l *Log) Rewrite() error {
 	if err != nil {
 		return err
 	}
-	if err := l.replace(seg, l.first, l.last, records); err != nil {
+	err = l.replace(seg, l.first, l.last, records)
+	if unmade := (*unmadeError)(nil); errors.As(err, &unmade) && (errors.Is(err, syscall.ENOSPC) || errors.Is(err, syscall.EDQUOT)) {
+		// The log is as it was and can go on: whoever compacts may well do so because of a full disk.
+		rest := filepath.Join(l.o.Dir, logDirName(l.n+1)+newSuffix)
+		if rerr := os.RemoveAll(rest); rerr != nil {
+			return l.fail(fmt.Errorf("rewrite the log: %w", errors.Join(err, rerr)))
+		}
+		return fmt.Errorf("%w: expected %d bytes free: %w", ErrNoRoom, len(records), err)
+	}
+	if err != nil {
 		return l.fail(fmt.Errorf("rewrite the log: %w", err))
 	}
 	return nil
