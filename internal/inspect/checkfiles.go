@@ -55,13 +55,16 @@ func (v *verifier) files(dir string) (s *store, bad int, err error) {
 	}
 	opens := manifest != "" && v.report.Damage == before
 	if opens {
-		if s, err = openPebble(dir); err != nil {
-			var errno syscall.Errno
-			if errors.As(err, &errno) && errno != syscall.ENOENT {
-				return nil, 0, err
-			}
-			first, _, _ := strings.Cut(strings.TrimPrefix(err.Error(), dir+": "), "\n")
-			v.damage(dir, "expected a history that opens, found: %s", first)
+		var d *DamageError
+		switch s, err = openPebble(dir); {
+		case errors.As(err, &d):
+			v.found(d.Finding)
+			err = nil
+		case Damaged(err): // it panicked
+			v.damage(dir, "expected a history that opens, found: %v", err)
+			err = nil
+		case err != nil:
+			return nil, 0, err
 		}
 	}
 	bad = v.report.Damage - before

@@ -7,6 +7,8 @@ import (
 	"io"
 	"io/fs"
 	"os"
+	"strings"
+	"syscall"
 
 	"github.com/cockroachdb/pebble/v2"
 	"github.com/cockroachdb/pebble/v2/bloom"
@@ -129,7 +131,14 @@ func openPebble(dir string) (s *store, err error) {
 	defer recovered(&err)
 	db, err := pebble.Open(dir, pebbleOptions())
 	if err != nil {
-		return nil, fmt.Errorf("%s: %w", dir, err)
+		// Pebble does not say which errors are about what it found. What the system refuses,
+		// other than a file that is missing, is no damage.
+		var errno syscall.Errno
+		if errors.As(err, &errno) && errno != syscall.ENOENT {
+			return nil, fmt.Errorf("%s: %w", dir, err)
+		}
+		first, _, _ := strings.Cut(strings.TrimPrefix(err.Error(), dir+": "), "\n")
+		return nil, &DamageError{Finding{Damage: true, File: dir, Offset: -1, Text: "expected a history that opens, found: " + first}}
 	}
 	return &store{dir: dir, db: db}, nil
 }
