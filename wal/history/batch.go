@@ -32,6 +32,9 @@ type Batch struct {
 	// the comparisons when they are sorted. Kinds are in key order.
 	puts [kinds][]put
 	size int // puts in all
+	// stored are the indexes of batches that PutBatch has put among those of their kind, where
+	// there are removals, too.
+	stored []int
 	// ranges are dropped before the puts behind them are made.
 	ranges []rangeDrop
 	pb     *pebble.Batch
@@ -80,13 +83,15 @@ func (b *Batch) PutBatch(h *record.BatchHeader, prev record.Hash, events []byte)
 	keyEnd := len(b.buf)
 	var chain record.Hash
 	b.buf, chain = record.AppendBatch(b.buf, h, prev, events)
-	b.add(kindBatch, at, keyEnd)
+	if n := len(b.puts[kindBatch]); b.add(kindBatch, at, keyEnd) {
+		b.stored = append(b.stored, n)
+	}
 	return chain
 }
 
 // Stored is what PutBatch stored when it was called for the n-th time, counted from 0, since
 // Reset. It is valid until the next Put, and only before Commit.
-func (b *Batch) Stored(n int) []byte { return b.puts[kindBatch][n].value(b.buf) }
+func (b *Batch) Stored(n int) []byte { return b.puts[kindBatch][b.stored[n]].value(b.buf) }
 
 // PutHead stores an aggregate's head under h/.
 func (b *Batch) PutHead(k record.Key, h *Head) {
@@ -161,7 +166,7 @@ func (b *Batch) Reset() {
 	for i := range b.puts {
 		b.puts[i] = b.puts[i][:0]
 	}
-	b.ranges = b.ranges[:0]
+	b.stored, b.ranges = b.stored[:0], b.ranges[:0]
 	b.size, b.err = 0, nil
 	b.applied, b.hasApplied = Applied{}, false
 	b.pb.Reset()

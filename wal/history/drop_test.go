@@ -145,3 +145,29 @@ func TestRangeDropsAreBounded(t *testing.T) {
 		t.Errorf("%d memtables for three times %d range drops and one commit more, want 4", got, maxRangeDrops)
 	}
 }
+
+// A batch that was put behind the removal of another, in one commit, was taken for that: those
+// who followed the log were handed nothing, or the next batch, and the node ended as damaged.
+func TestStoredIsTheBatchThatWasPutWhateverWasDropped(t *testing.T) {
+	s := open(t, Options{})
+	b := s.NewBatch()
+	one, two := key("1"), key("2")
+	putVersions(b, one, 1, 1, 3, 1)
+	b.DropBatches(one, 1, 1, 3)
+	putVersions(b, one, 1, 4, 4, 5)
+	b.DropBatches(two, 1, 1, 2)
+	putVersions(b, two, 2, 2, 2, 7)
+	check := func(want ...uint64) {
+		t.Helper()
+		for n, position := range want {
+			var v record.BatchView
+			if err := record.ViewBatch(b.Stored(n), &v); err != nil || v.Position != position {
+				t.Errorf("batch %d that was put is of position %d (%v), expected %d", n, v.Position, err, position)
+			}
+		}
+	}
+	check(1, 2, 3, 5, 7)
+	b.Reset()
+	putVersions(b, two, 2, 3, 3, 8)
+	check(8)
+}
