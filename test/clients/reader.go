@@ -8,6 +8,8 @@ import (
 	"strings"
 	"time"
 
+	"google.golang.org/grpc/status"
+
 	"github.com/tidemark-db/tidemark/api"
 	pb "github.com/tidemark-db/tidemark/api/tidemark/v1"
 	"github.com/tidemark-db/tidemark/test/linear"
@@ -73,6 +75,8 @@ func (r *reader) ask() {
 	switch n, notLeader := api.DetailOf[*pb.NotLeader](err); {
 	case err == nil:
 		r.load.record(op)
+	case notLeader && consistency == pb.Consistency_CONSISTENCY_ANY && strings.Contains(status.Convert(err).Message(), "not a member of a cluster yet"):
+		// It was wiped, and has nothing to read.
 	case notLeader && consistency == pb.Consistency_CONSISTENCY_ANY:
 		r.load.problem("%s: %s answers 2011 to a read at ANY", r.id, target.ID)
 	case notLeader:

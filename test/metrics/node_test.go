@@ -203,7 +203,11 @@ func TestOneNode(t *testing.T) {
 	at = shows(t, reading, at, n.scrape)
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
-	if _, err := n.client.Subscribe(ctx, &pb.SubscribeRequest{}); err != nil {
+	subscription, err := n.client.Subscribe(ctx, &pb.SubscribeRequest{Scope: &pb.SubscribeRequest_All{All: &pb.AllScope{}}, Start: &pb.SubscribeRequest_FromNow{FromNow: true}})
+	if err == nil {
+		_, err = subscription.Recv() // it is there from its first message on
+	}
+	if err != nil {
 		t.Fatal(err)
 	}
 	at = shows(t, following, at, n.scrape)

@@ -11,6 +11,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/tidemark-db/tidemark/api"
 	pb "github.com/tidemark-db/tidemark/api/tidemark/v1"
 	"github.com/tidemark-db/tidemark/replication"
 	"github.com/tidemark-db/tidemark/wal/record"
@@ -121,6 +122,14 @@ func listenAgain(address string) (net.Listener, error) {
 
 func caughtUp(ctx context.Context, s *replication.Shard, position uint64) error {
 	v, err := s.Read(ctx, replication.ReadOptions{Consistency: pb.Consistency_CONSISTENCY_ANY, MinPosition: position})
+	// A node that is not taken in yet answers that it does not lead.
+	for code := api.CodeOf(err); code == pb.ErrorCode_ERROR_CODE_NOT_LEADER && ctx.Err() == nil; code = api.CodeOf(err) {
+		select {
+		case <-ctx.Done():
+		case <-time.After(10 * time.Millisecond):
+		}
+		v, err = s.Read(ctx, replication.ReadOptions{Consistency: pb.Consistency_CONSISTENCY_ANY, MinPosition: position})
+	}
 	if err != nil {
 		return fmt.Errorf("wait for position %d: %w, status %+v", position, err, s.Status())
 	}

@@ -28,6 +28,11 @@ func TestNodeThatLagsIsNotPromoted(t *testing.T) {
 		t.Fatal(err)
 	}
 	until(t, "the new node to follow", func() bool { return fourth.state(t).Role == "follower" && fourth.state(t).Term > 0 })
+	// It knows of its own addition: what it lacks then is entries.
+	leader.settled(t, write{aggregate: "first", client: "a", seq: 1}.request()).ok(t, 1)
+	until(t, "the new node to have what was written", func() bool {
+		return member(t, admin, "n4").GetAppliedIndex() >= member(t, admin, leader.id).GetAppliedIndex()
+	})
 
 	fourth.hold(t, pointStepDown)
 	for i := range 100 {
