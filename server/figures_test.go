@@ -2,6 +2,10 @@ package server
 
 // figures is what a node with fullStats shows.
 const figures = `
+tidemark_verifications 0
+tidemark_verifications_limit 2
+tidemark_verified_batches_total 0
+tidemark_verify_findings_total 0
 tidemark_applied_index 412
 tidemark_backup_sent_bytes_total 566
 tidemark_backup_timestamp_seconds 567.5
