@@ -9,7 +9,7 @@
 // frombackup.go; see DESIGN.md), how a node comes into a
 // cluster (identity.go, form.go) and what it does there (members.go, tend.go, rounds.go,
 // compare.go), and what it tells /metrics (stats.go, meter.go, seen.go). The port between nodes is package peer's. It may import wal, mark, config,
-// api and internal/metric.
+// api, internal/metric and internal/schema.
 //
 // A request goes one way and has a type of its own at each step: *pb.AppendRequest, pending
 // (encoded, then admitted), proposal (an entry's worth), record.Request (as Apply reads
