@@ -318,12 +318,17 @@ func oldTimeline(t *testing.T, conn *grpc.ClientConn, timeline string) (refused 
 		set("timeline", timeline)
 		set("client_id", "w")
 		set("org", "acme")
+		set("event_type", "t")
 		set("aggregate", key.ProtoReflect())
 		switch req := req.Interface().(type) {
 		case *pb.AppendRequest:
 			req.Writes = []*pb.Write{{Aggregate: key, Events: []*pb.NewEvent{{ClientSeq: 1, Type: "t"}}}}
 		case *pb.FindEventRequest:
 			req.ClientSeq = 1
+		case *pb.RegisterSchemaRequest:
+			req.Type, req.Format, req.Definition = "orders", pb.SchemaFormat_SCHEMA_FORMAT_JSON_SCHEMA, []byte("{}")
+		case *pb.GetSchemaRequest:
+			req.Type = "orders"
 		case *pb.TrimRequest:
 			req.KeepFromVersion = 1
 		case *pb.DeleteRequest:
