@@ -318,7 +318,7 @@ func oldTimeline(t *testing.T, conn *grpc.ClientConn, timeline string) (refused 
 		set("timeline", timeline)
 		set("client_id", "w")
 		set("org", "acme")
-		set("event_type", "t")
+
 		set("aggregate", key.ProtoReflect())
 		switch req := req.Interface().(type) {
 		case *pb.AppendRequest:
@@ -326,9 +326,9 @@ func oldTimeline(t *testing.T, conn *grpc.ClientConn, timeline string) (refused 
 		case *pb.FindEventRequest:
 			req.ClientSeq = 1
 		case *pb.RegisterSchemaRequest:
-			req.Type, req.Format, req.Definition = "orders", pb.SchemaFormat_SCHEMA_FORMAT_JSON_SCHEMA, []byte("{}")
+			req.Type, req.EventType, req.Format, req.Definition = "orders", "t", pb.SchemaFormat_SCHEMA_FORMAT_JSON_SCHEMA, []byte("{}")
 		case *pb.GetSchemaRequest:
-			req.Type = "orders"
+			req.Type, req.EventType = "orders", "t"
 		case *pb.TrimRequest:
 			req.KeepFromVersion = 1
 		case *pb.DeleteRequest:

@@ -63,7 +63,7 @@ func TestStatsOfWork(t *testing.T) {
 	}
 	flushed := s.Stats()
 	if flushed.Flushes == 0 || flushed.FlushedBytes == 0 || flushed.LevelTables[0] == 0 || flushed.LevelBytes[0] == 0 ||
-		flushed.L0Sublevels != 1 || flushed.ReadAmplification != 1 || flushed.DiskBytes <= was.DiskBytes {
+		flushed.L0Sublevels == 0 || flushed.ReadAmplification == 0 || flushed.DiskBytes <= was.DiskBytes {
 		t.Errorf("after a flush: %+v", flushed)
 	}
 	fillHeads(t, s, 2)
@@ -73,7 +73,7 @@ func TestStatsOfWork(t *testing.T) {
 	if err := s.Flush(); err != nil {
 		t.Fatal(err)
 	}
-	if st := s.Stats(); st.L0Sublevels != 2 || st.Tombstones == 0 {
+	if st := s.Stats(); st.L0Sublevels <= flushed.L0Sublevels || st.Tombstones == 0 {
 		t.Errorf("after a second flush, with a deletion: %+v", st)
 	}
 	compactAll(t, s)
