@@ -18,7 +18,7 @@ import (
 )
 
 // fakeStore is an event store that answers what a test says and keeps what it was asked.
-// Calls that a test gave no answer for are not implemented.
+// Calls that a test gave no answer for are answered UNIMPLEMENTED, and so fail it.
 type fakeStore struct {
 	pb.UnimplementedEventStoreServiceServer
 	append    func(context.Context, *pb.AppendRequest) (*pb.AppendResponse, error)

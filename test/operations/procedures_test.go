@@ -179,7 +179,11 @@ func TestADamagedNode(t *testing.T) {
 	m.on("10.0.0.3", `for segment in $(find /var/lib/tidemark/tail -type f -size +8k); do
 	printf 'damage, not a record' | dd of="$segment" bs=1 seek=5000 conv=notrunc status=none
 done`)
-	out, err := m.tryOn("10.0.0.3", m.block("A damaged node", 0))
+	out, err := m.tryOn("10.0.0.3", "timeout 60 tidemark serve --config /etc/tidemark/tidemark.yaml")
+	if err == nil || !strings.Contains(err.Error(), "exit status 71") || !strings.Contains(out, "/var/lib/tidemark/tail/") {
+		t.Fatalf("serve: %v, expected exit code 71 and the file\n%s", err, out)
+	}
+	out, err = m.tryOn("10.0.0.3", m.block("A damaged node", 0))
 	if err == nil || !strings.Contains(err.Error(), "exit status 71") || !strings.Contains(out, "DAMAGE") {
 		t.Fatalf("verify: %v, expected exit code 71\n%s", err, out)
 	}
