@@ -13,9 +13,8 @@ import (
 )
 
 // A change is a request that is no append: a trim, a delete, or the registration of a
-// schema. Admission takes it in without a
-// look at what it is about. It is judged in Apply alone, so its refusals are committed, and
-// need no majority to confirm them.
+// schema. Admission takes it in without a look at what it is about. It is judged in Apply alone,
+// so its refusals are committed, and need no majority to confirm them.
 
 // newChange makes a pending request of a change that is encoded with 0 as its time. what names
 // it in texts; deletes are the aggregates that it deletes.
