@@ -170,7 +170,10 @@ func (f *appendFlags) send(cmd *cobra.Command, req *pb.AppendRequest) error {
 	if err != nil {
 		return appendError(err, req, func(refusal error) comparison { return f.compareRecorded(ctx, req, refusal) })
 	}
-	out := cmd.OutOrStdout()
+	return unprinted("the write has landed", f.print(cmd.OutOrStdout(), resp))
+}
+
+func (f *appendFlags) print(out io.Writer, resp *pb.AppendResponse) error {
 	if f.client.output == outputJSON {
 		return writeJSON(out, resp)
 	}

@@ -170,11 +170,12 @@ worked on: "tidemark serve" does it by itself when it is stopped in order.`,
 			if err != nil {
 				return err
 			}
+			const done = "leadership was handed over"
 			if client.output == outputJSON {
-				return writeJSON(cmd.OutOrStdout(), resp)
+				return unprinted(done, writeJSON(cmd.OutOrStdout(), resp))
 			}
 			_, err = fmt.Fprintf(cmd.OutOrStdout(), "leader: %s\n", printable(formatLeader(resp.GetLeaderId(), resp.GetLeaderAddress())))
-			return err
+			return unprinted(done, err)
 		},
 	}
 	cmd.Flags().SortFlags = false
@@ -260,11 +261,12 @@ func memberOf(st *pb.GetStatusResponse, id string) (voter *bool, waiting string)
 
 // changed reports a change that is done.
 func (f *clientFlags) changed(cmd *cobra.Command, m member, format string, args ...any) error {
+	const done = "the cluster is changed"
 	if f.output == outputJSON {
-		return json.NewEncoder(cmd.OutOrStdout()).Encode(m)
+		return unprinted(done, json.NewEncoder(cmd.OutOrStdout()).Encode(m))
 	}
 	_, err := fmt.Fprintln(cmd.OutOrStdout(), printable(fmt.Sprintf(format, args...)))
-	return err
+	return unprinted(done, err)
 }
 
 // changeError turns what a change of the cluster failed with into the command's error.

@@ -97,15 +97,19 @@ func (f *deleteFlags) run(cmd *cobra.Command, args []string) error {
 	if err != nil {
 		return alterError(err, "delete")
 	}
+	return unprinted("the delete has happened", f.print(cmd.OutOrStdout(), resp))
+}
+
+func (f *deleteFlags) print(out io.Writer, resp *pb.DeleteResponse) error {
 	if f.client.output == outputJSON {
-		return writeJSON(cmd.OutOrStdout(), resp)
+		return writeJSON(out, resp)
 	}
 	for _, r := range resp.GetResults() {
 		text := fmt.Sprintf("deleted at position %d", r.GetPosition())
 		if r.GetPosition() == 0 {
 			text = "was deleted already"
 		}
-		if _, err := fmt.Fprintln(cmd.OutOrStdout(), printable(formatAggregate(r.GetAggregate())+" "+text)); err != nil {
+		if _, err := fmt.Fprintln(out, printable(formatAggregate(r.GetAggregate())+" "+text)); err != nil {
 			return err
 		}
 	}

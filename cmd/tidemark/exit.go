@@ -8,7 +8,7 @@ const (
 	exitFailure  = 1  // it failed, and nothing was written
 	exitUsage    = 2  // the command line or the configuration is wrong
 	exitUsed     = 20 // 2002: the writer's sequence was used already
-	exitConflict = 21 // 2003: the aggregate is at another version
+	exitConflict = 21 // 2003, 3005, 4002: the aggregate is at another version
 	exitInFlight = 22 // 2013: the same write is on its way
 	exitUnknown  = 23 // the write may or may not have landed
 	exitNotFound = 24 // there is no such aggregate or event
@@ -25,12 +25,13 @@ const (
 
 const exitCodesHelp = `Exit codes:
   0   ok
-  1   failure; an append that ends with 1 was not written
+  1   failure; what was to be written or changed was not
   2   wrong usage or configuration
   20  2002 ClientIdempotencyViolation: the sequence was used already
-  21  2003 OptimisticConcurrencyViolation: the aggregate is at another version
+  21  2003, 3005, 4002: the aggregate is at another version than --expect says
   22  2013 InflightDuplicateWrite: the same write is still in flight
-  23  unknown outcome: the write may or may not have landed
+  23  unknown outcome: the write or change may or may not have landed; or it
+      has, and the answer could not be printed
   24  not found
   70  serve: the storage failed; restart once the disk is well
   71  serve, inspect, restore, verify: stored data is damaged

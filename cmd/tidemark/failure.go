@@ -91,6 +91,15 @@ func unknownOutcome(err error, req *pb.AppendRequest) error {
 	return &exitError{code: exitUnknown, err: err, mayHaveHappened: true, advice: advice}
 }
 
+// unprinted makes an answer that could not be printed the command's error: what was asked for is
+// done, so the exit code is not that of a failure which has changed nothing.
+func unprinted(done string, err error) error {
+	if err == nil {
+		return nil
+	}
+	return &exitError{code: exitUnknown, err: fmt.Errorf("%s, but the answer could not be printed: %w", done, err), mayHaveHappened: true}
+}
+
 // transportError is a failure of a call that carries no code of ours, in plain words.
 type transportError struct {
 	text  string

@@ -84,14 +84,15 @@ Registering again after an unknown outcome (exit code 23) does no harm.`,
 			if err != nil {
 				return alterError(err, "registration")
 			}
+			const done = "the schema is registered"
 			if client.output == outputJSON {
-				return writeJSON(cmd.OutOrStdout(), resp)
+				return unprinted(done, writeJSON(cmd.OutOrStdout(), resp))
 			}
 			result := "registered"
 			if resp.GetAlreadyRegistered() {
 				result = "registered already"
 			}
-			return fields(cmd.OutOrStdout(), append([]any{"result", result}, schemaFields(resp.GetSchema())...)...)
+			return unprinted(done, fields(cmd.OutOrStdout(), append([]any{"result", result}, schemaFields(resp.GetSchema())...)...))
 		},
 	}
 	flags := cmd.Flags()

@@ -51,16 +51,17 @@ Trimming again after an unknown outcome (exit code 23) does no harm.`,
 			if err != nil {
 				return alterError(err, "trim")
 			}
+			const done = "the trim has happened"
 			if client.output == outputJSON {
-				return writeJSON(cmd.OutOrStdout(), resp)
+				return unprinted(done, writeJSON(cmd.OutOrStdout(), resp))
 			}
 			changed := "trimmed"
 			if resp.GetPosition() == 0 {
 				changed = "nothing to trim"
 			}
-			return fields(cmd.OutOrStdout(),
+			return unprinted(done, fields(cmd.OutOrStdout(),
 				"aggregate", formatAggregate(key), "result", changed, "first version", resp.GetFirstVersion(),
-				"position", resp.GetPosition(), "timeline", resp.GetTimeline())
+				"position", resp.GetPosition(), "timeline", resp.GetTimeline()))
 		},
 	}
 	flags := cmd.Flags()
