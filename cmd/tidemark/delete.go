@@ -43,7 +43,8 @@ Space is reclaimed in the background. For what must not stay on any disk, run "t
 compact" afterwards; docs/deleting.md says what that reaches and what it does not.
 
 On a terminal the command asks first, unless --yes is given. Deleting again after an
-unknown outcome (exit code 23) does no harm.`,
+unknown outcome (exit code 23) does no harm; with --allow-recreate it does if they were
+created again meanwhile, unless --expect keeps it from their new lives.`,
 		Example: `  tidemark delete acme/orders/4821 --expect 12
   tidemark delete acme/carts/1 acme/carts/2 --allow-recreate --yes`,
 		Args: func(cmd *cobra.Command, args []string) error {
@@ -95,7 +96,11 @@ func (f *deleteFlags) run(cmd *cobra.Command, args []string) error {
 		return err
 	})
 	if err != nil {
-		return alterError(err, "delete")
+		again := againIsHarmless
+		if f.allowRecreate {
+			again = "Before giving the same command again, look whether they were created again meanwhile (\"tidemark aggregate\"): then it would delete their new lives."
+		}
+		return alterError(err, "delete", again)
 	}
 	return unprinted("the delete has happened", f.print(cmd.OutOrStdout(), resp))
 }

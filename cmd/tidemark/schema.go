@@ -82,7 +82,7 @@ Registering again after an unknown outcome (exit code 23) does no harm.`,
 				return err
 			})
 			if err != nil {
-				return alterError(err, "registration")
+				return alterError(err, "registration", againIsHarmless)
 			}
 			const done = "the schema is registered"
 			if client.output == outputJSON {

@@ -49,7 +49,7 @@ Trimming again after an unknown outcome (exit code 23) does no harm.`,
 				return err
 			})
 			if err != nil {
-				return alterError(err, "trim")
+				return alterError(err, "trim", againIsHarmless)
 			}
 			const done = "the trim has happened"
 			if client.output == outputJSON {
@@ -74,15 +74,18 @@ Trimming again after an unknown outcome (exit code 23) does no harm.`,
 	return cmd
 }
 
+const againIsHarmless = "Giving the same command again does no harm."
+
 // alterError turns what a trim or a delete failed with into the command's error. The call was
-// sent: whatever is not known to be a definite no is an unknown outcome.
-func alterError(err error, what string) error {
+// sent: whatever is not known to be a definite no is an unknown outcome; again says what giving
+// the same command once more would do then.
+func alterError(err error, what, again string) error {
 	if err == nil || errors.As(err, new(*exitError)) {
 		return err
 	}
 	unknown := &exitError{
 		code: exitUnknown, err: plainError(err), mayHaveHappened: true,
-		advice: fmt.Sprintf("The %s may or may not have happened, and may still. Giving the same command again does no harm.", what),
+		advice: fmt.Sprintf("The %s may or may not have happened, and may still. %s", what, again),
 	}
 	refusal, ok := api.FromStatus(err)
 	switch {

@@ -65,6 +65,8 @@ func TestTrimAndDelete(t *testing.T) {
 			output{exitUnknown, "", "tidemark: 2014 WriteOutcomeUnknown: leadership was lost\nThe trim may or may not have happened, and may still. Giving the same command again does no harm.\n"}},
 		{[]string{"delete", "a/b/c"}, &pb.DeleteRequest{Deletes: []*pb.AggregateDelete{{Aggregate: k}}}, status.Error(codes.Unknown, "who knows"),
 			output{exitUnknown, "", "tidemark: the call failed with Unknown: who knows\nThe delete may or may not have happened, and may still. Giving the same command again does no harm.\n"}},
+		{[]string{"delete", "a/b/c", "--allow-recreate"}, &pb.DeleteRequest{Deletes: []*pb.AggregateDelete{{Aggregate: k, AllowRecreate: true}}}, status.Error(codes.Unavailable, "reset"),
+			output{exitUnknown, "", "tidemark: the connection was lost before the answer came: reset\nThe delete may or may not have happened, and may still. Before giving the same command again, look whether they were created again meanwhile (\"tidemark aggregate\"): then it would delete their new lives.\n"}},
 		{[]string{"delete"}, nil, nil, output{exitUsage, "", "tidemark: ORG/TYPE/ID: missing\nSee \"tidemark delete --help\".\n"}},
 		{[]string{"delete", "a/b/c", "--restart-versions"}, nil, nil,
 			output{exitUsage, "", "tidemark: --restart-versions needs --allow-recreate: what cannot be created again has no next version\nSee \"tidemark delete --help\".\n"}},
