@@ -20,7 +20,9 @@ func newCompactCommand() *cobra.Command {
 		Short: "Reclaim the space of what was trimmed and deleted, now",
 		Long: `Reclaim the space of what was trimmed and deleted on every node of the cluster, one after
 the other, the leader first; in the background the same happens in its own time. It
-reads and writes all data of a node in the worst case.
+reads and writes all data of a node in the worst case. Of each node it prints how many bytes its
+directory took before and after: more than before if it is written to meanwhile, or if there was
+nothing to reclaim.
 
 Afterwards no file of a node's data directory holds a byte of what was deleted before
 the command began: tables, logs, snapshots. If some may be left, the command says on
@@ -63,7 +65,7 @@ func compactNodes(ctx context.Context, cmd *cobra.Command, client *clientFlags, 
 		}
 	}
 	if failed == nil && incomplete {
-		failed = &exitError{code: exitFailure, err: fmt.Errorf("something that was deleted may be left, see above; the same command may be given again")}
+		failed = &exitError{code: exitFailure, err: fmt.Errorf("something that was deleted may be left, see above; docs/deleting.md says what to do about each")}
 	}
 	return failed
 }

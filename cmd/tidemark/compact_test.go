@@ -60,7 +60,7 @@ func TestCompactAsksEveryNodeTheLeaderFirst(t *testing.T) {
 
 	nodes["n1"].answer.Incomplete = []string{"a view is held"}
 	check(t, output{exitFailure, "n2: 100 bytes before, 11 after\nn1: 100 bytes before, 10 after\nn1: not all: a view is held\nn3: 100 bytes before, 12 after\n",
-		"tidemark: something that was deleted may be left, see above; the same command may be given again\n"}, "compact", "--server", first)
+		"tidemark: something that was deleted may be left, see above; docs/deleting.md says what to do about each\n"}, "compact", "--server", first)
 	order = nil
 	nodes["n2"].err = api.Errorf(pb.ErrorCode_ERROR_CODE_INTERNAL, "the disk is full").GRPCStatus().Err()
 	check(t, output{exitFailure, "n1: 100 bytes before, 10 after\nn1: not all: a view is held\nn3: 100 bytes before, 12 after\n",
