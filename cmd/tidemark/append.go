@@ -56,10 +56,11 @@ The sequence is what makes a retry safe: a writer counts its events up, and a se
 was used is refused (exit code 20), so the same command can be given again after any
 failure without writing twice. The request is sent once; nothing here resends it after an
 outcome that leaves open whether it landed (exit code 23, which says how to find out).`,
-		Example: `  tidemark append acme/orders/4821 --client-id billing --seq 1 --event-type OrderPlaced \
-      --data '{"total":12}' --create
-  tidemark append acme/orders/4821 --client-id billing --seq 2 --event-type OrderPaid \
-      --file payment.json --expect 1 --event-id pay-77 --confirm`,
+		Example: `  tidemark append acme/orders/4821 --client-id billing --seq 1 \
+      --event-type OrderPlaced --data '{"total":12}' --create
+  tidemark append acme/orders/4821 --client-id billing --seq 2 \
+      --event-type OrderPaid --file payment.json --expect 1 --event-id pay-77 \
+      --confirm`,
 		Args: exactly("ORG/TYPE/ID"),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			req, err := f.request(cmd, args[0])

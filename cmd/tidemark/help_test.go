@@ -17,8 +17,7 @@ func TestHelpFitsATerminal(t *testing.T) {
 			t.Errorf("%q: exit %d, %s", args, code, stderr)
 		}
 		for line := range strings.SplitSeq(stdout, "\n") {
-			// Examples are to be copied, and are not broken.
-			if utf8.RuneCountInString(line) > 80 && !strings.HasPrefix(line, "  tidemark ") {
+			if utf8.RuneCountInString(line) > 80 {
 				t.Errorf("%q: a line is wider than 80 columns: %q", args, line)
 			}
 		}

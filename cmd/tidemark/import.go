@@ -61,8 +61,9 @@ batches, writers and sequences come back as they were.
 The file is streamed. Memory grows with the number of aggregates only, by about 100 bytes each.
 The last line printed is "imported N, already there M, refused K"; the exit code is 0 if K is
 0 and the file was read to its end, and 1 if not.`,
-		Example: `  tidemark import orders.csv --format csv --org acme --type orders --client-id loader \
-      --id-column order --event-type-column what --time-column when
+		Example: `  tidemark import orders.csv --format csv --org acme --type orders \
+      --client-id loader --id-column order --event-type-column what \
+      --time-column when
   tidemark export | tidemark import - --format ndjson --server other:7440`,
 		Args: exactly("FILE"),
 		RunE: func(cmd *cobra.Command, args []string) error {

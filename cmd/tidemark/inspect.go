@@ -24,10 +24,12 @@ var inspectLists = []string{"summary", "entries", "batches", "heads", "writers",
 func newInspectCommand() *cobra.Command {
 	f := &inspectFlags{}
 	cmd := &cobra.Command{
-		Use:   "inspect DIR [" + strings.Join(inspectLists, "|") + "]",
+		Use:   "inspect DIR [WHAT]",
 		Short: "Show what a stopped node's data directory holds",
 		Long: `Show what is in the data directory of a node that does not run, without the code that a
 node reads it with, and without changing anything: a mount that is read-only will do.
+
+WHAT is one of:
   summary    what there is and how far it is (the default)
   entries    the entries of the log
   batches    every batch
@@ -35,12 +37,13 @@ node reads it with, and without changing anything: a mount that is read-only wil
   writers    every writer row: the permanent header of each event
   positions  what each position of the commit order holds
   raft       term, vote, members, snapshots
+
 A node applies the entries of its log to its history, and after a crash again those that the
 history had not on disk. What they make is shown too, with SOURCE "tail": it will be there when
 the node has started, unless the leader of its cluster has other entries in their place.
 --output json prints one object a line.`,
 		Example: `  tidemark inspect tidemark-data
-  tidemark inspect tidemark-data batches --aggregate acme/orders/4821 --output json
+  tidemark inspect tidemark-data batches --aggregate acme/orders/1 --output json
   tidemark inspect tidemark-data entries --from 1000 --to 1020`,
 		Args: func(_ *cobra.Command, args []string) error {
 			if len(args) == 0 {
