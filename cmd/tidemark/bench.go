@@ -122,9 +122,12 @@ Each outstanding call is a writer of its own, with an aggregate of its own unles
 writes are pipelined: --outstanding is shared among the connections, and a message takes what
 may be sent, up to --writes-per-message. After an error that leaves open whether the write landed it goes on with
 a new aggregate.`,
-		Example: `  tidemark bench append --connections 4 --outstanding 1024 --duration 30s --guard --enforce
-  tidemark bench append --mode stream --writes-per-message 64 --connections 1 --outstanding 64
-  tidemark bench append --outstanding 256 --fresh-aggregates --count 1000000 --output json`,
+		Example: `  tidemark bench append --connections 4 --outstanding 1024 --duration 30s \
+      --guard --enforce
+  tidemark bench append --mode stream --writes-per-message 64 --connections 1 \
+      --outstanding 64
+  tidemark bench append --outstanding 256 --fresh-aggregates --count 1000000 \
+      --output json`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if err := f.validate(cmd); err != nil {

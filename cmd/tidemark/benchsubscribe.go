@@ -38,7 +38,8 @@ the newest one, and what part that is of what a gRPC server gets across that onl
 "live" appends --rate times a second and says how long after the answer of an append a
 subscriber has it. "idle" opens --subscriptions to aggregates that nothing happens to, prints a
 line when all are open, and holds them for --duration: the node's memory is to be read meanwhile.`,
-		Example: `  tidemark bench append --fresh-aggregates --count 1000000 && tidemark bench subscribe --mode catch-up
+		Example: `  tidemark bench append --fresh-aggregates --count 1000000 &&
+      tidemark bench subscribe --mode catch-up
   tidemark bench subscribe --mode live --rate 5000 --duration 30s
   tidemark bench subscribe --mode idle --subscriptions 10000 --connections 100`,
 		Args: cobra.NoArgs,

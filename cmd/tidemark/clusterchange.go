@@ -33,8 +33,8 @@ caught up, and makes it a voter.
 
 Start the node first, with an empty data directory, its own --node-id, and --peers naming
 the cluster's nodes; it waits to be added. Adding a node again changes nothing.`,
-		Example: `  tidemark serve --node-id n4 --listen 10.0.0.4:7440 --raft-listen 10.0.0.4:7441 \
-      --peers n1=10.0.0.1:7441,n2=10.0.0.2:7441
+		Example: `  tidemark serve --node-id n4 --listen 10.0.0.4:7440 \
+      --raft-listen 10.0.0.4:7441 --peers n1=10.0.0.1:7441,n2=10.0.0.2:7441
   tidemark cluster add n4 --raft-address 10.0.0.4:7441 --promote`,
 		Args: exactly("ID"),
 		RunE: func(cmd *cobra.Command, args []string) error {

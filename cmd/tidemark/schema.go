@@ -47,7 +47,7 @@ func newSchemaRegisterCommand() *cobra.Command {
 	var client clientFlags
 	var format, message, timeline string
 	cmd := &cobra.Command{
-		Use:   "register ORG/TYPE EVENT_TYPE VERSION FILE --format json-schema|protobuf|avro",
+		Use:   "register ORG/TYPE EVENT_TYPE VERSION FILE",
 		Short: "Register the schema in a file; - reads the standard input",
 		Long: `Register the schema in FILE for events of EVENT_TYPE and VERSION on aggregates of ORG/TYPE.
 The same again does nothing. Another one under a version that has one is refused: register
@@ -58,8 +58,10 @@ For protobuf, FILE is what protoc --include_imports --descriptor_set_out writes,
 the event type, else the only message of the file that was compiled.
 
 Registering again after an unknown outcome (exit code 23) does no harm.`,
-		Example: `  tidemark schema register acme/orders Placed 1.0 placed.json --format json-schema
-  tidemark schema register acme/orders Placed 2.0 orders.binpb --format protobuf --message acme.v2.Placed`,
+		Example: `  tidemark schema register acme/orders Placed 1.0 placed.json \
+      --format json-schema
+  tidemark schema register acme/orders Placed 2.0 orders.binpb \
+      --format protobuf --message acme.v2.Placed`,
 		Args: exactly("ORG/TYPE", "EVENT_TYPE", "VERSION", "FILE"),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			name, err := parseSchemaName(args)
