@@ -76,6 +76,8 @@ type devCluster struct {
 	cmd   *cobra.Command
 	dir   string
 	nodes []*devNode
+	// program is this one as its user typed it, for commands to try.
+	program string
 	// say prints a line about the cluster among the nodes' log lines.
 	say func(format string, args ...any)
 
@@ -99,7 +101,7 @@ func (f *devFlags) run(cmd *cobra.Command, more []string) error {
 	if err != nil {
 		return fmt.Errorf("find this program, to start the nodes: %w", err)
 	}
-	c := &devCluster{flags: f, cmd: cmd, dir: f.dir}
+	c := &devCluster{flags: f, cmd: cmd, dir: f.dir, program: os.Args[0]}
 	if c.dir == "" {
 		if c.dir, err = os.MkdirTemp("", "tidemark-dev-"); err != nil {
 			return fmt.Errorf("make a directory for the data: %w", err)
@@ -258,7 +260,7 @@ func (c *devCluster) run(ctx context.Context) error {
 			if alive--; alive == 0 {
 				return &exitError{code: exitFailure, err: errors.New("all nodes have ended")}
 			}
-			c.say("to start it again: %s", e.node.shell())
+			c.say("to start it again: %s", e.node.shell(c.program))
 		case <-ctx.Done():
 			c.say("stopping all nodes")
 			c.end()

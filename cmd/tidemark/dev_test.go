@@ -177,7 +177,7 @@ func TestDevRunsAClusterAndCleansUp(t *testing.T) {
 	if err := syscall.Kill(d.Nodes[leader].PID, syscall.SIGKILL); err != nil {
 		t.Fatal(err)
 	}
-	d.stderr.until(t, "tidemark: "+d.Nodes[leader].ID+" was ended by a signal (killed)\ntidemark: to start it again: tidemark serve --node-id "+d.Nodes[leader].ID+" --data-dir "+d.Nodes[leader].DataDir+" ")
+	d.stderr.until(t, "tidemark: "+d.Nodes[leader].ID+" was ended by a signal (killed)\ntidemark: to start it again: "+os.Args[0]+" serve --node-id "+d.Nodes[leader].ID+" --data-dir "+d.Nodes[leader].DataDir+" ")
 	append1(t, d.Server, "2")
 
 	if code := d.wait(t); code != exitOK {
@@ -318,9 +318,44 @@ func TestLinesArePrefixed(t *testing.T) {
 func TestShownCommandLines(t *testing.T) {
 	n := &devNode{ID: "n1", Listen: "127.0.0.1:1", RaftListen: "127.0.0.1:2", HTTPListen: "127.0.0.1:3"}
 	n.prepare("/bin/tidemark", "/a b/it's", "n1=127.0.0.1:2", "warn", []string{"--gogc", ""})
-	want := `tidemark serve --node-id n1 --data-dir '/a b/it'\''s/n1' --listen 127.0.0.1:1 --raft-listen 127.0.0.1:2 --http-listen 127.0.0.1:3 --peers n1=127.0.0.1:2 --log-level warn --memory-limit 256MiB --gogc ''`
-	if got := n.shell(); got != want {
+	want := `bin/tidemark serve --node-id n1 --data-dir '/a b/it'\''s/n1' --listen 127.0.0.1:1 --raft-listen 127.0.0.1:2 --http-listen 127.0.0.1:3 --peers n1=127.0.0.1:2 --log-level warn --memory-limit 256MiB --gogc ''`
+	if got := n.shell("bin/tidemark"); got != want {
 		t.Errorf("found %s\nwant  %s", got, want)
+	}
+}
+
+// The commands to try name this program as its user typed it, and can be pasted.
+func TestCommandsToTry(t *testing.T) {
+	var out strings.Builder
+	cmd := newDevCommand()
+	cmd.SetOut(&out)
+	c := &devCluster{
+		flags: &devFlags{dir: "d"}, cmd: cmd, dir: "d", program: "my bin/tidemark",
+		nodes: []*devNode{{ID: "n1", Listen: "127.0.0.1:1", RaftListen: "127.0.0.1:2", HTTPListen: "127.0.0.1:3"}},
+	}
+	if err := c.print(&pb.GetStatusResponse{LeaderId: "n1", Nodes: []*pb.Node{{Id: "n1", Role: "leader"}}}); err != nil {
+		t.Fatal(err)
+	}
+	want := `
+The cluster is ready: 1 node; data in d.
+
+NODE  ROLE    CLIENTS (gRPC)  NODES (RAFT)  HTTP         PID
+n1    leader  127.0.0.1:1     127.0.0.1:2   127.0.0.1:3  0
+
+Try, in another terminal:
+
+  export TIDEMARK_SERVER=127.0.0.1:1
+  'my bin/tidemark' cluster status
+  'my bin/tidemark' append acme/orders/1 --client-id me --seq 1 --event-type Tried --data '{}' --create
+  'my bin/tidemark' cluster transfer
+  kill -9 0      # ends n1
+  curl 'http://127.0.0.1:3/readyz?verbose'
+
+Ctrl-C stops all nodes.
+
+`
+	if out.String() != want {
+		t.Errorf("found %s\nwant  %s", out.String(), want)
 	}
 }
 

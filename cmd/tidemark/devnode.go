@@ -10,6 +10,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"runtime"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -111,8 +112,13 @@ func (n *devNode) pid() int {
 }
 
 // shell is the node's command line, to be given by hand.
-func (n *devNode) shell() string {
-	words := append([]string{"tidemark"}, n.command[1:]...)
+func (n *devNode) shell(program string) string {
+	return shellWords(append([]string{program}, n.command[1:]...))
+}
+
+// shellWords are words as a shell reads them.
+func shellWords(words []string) string {
+	words = slices.Clone(words)
 	for i, w := range words {
 		if strings.ContainsAny(w, " '\"\\$`&|;<>()*?[]#~{}!\t\n") || w == "" {
 			words[i] = "'" + strings.ReplaceAll(w, "'", `'\''`) + "'"

@@ -140,15 +140,15 @@ func (c *devCluster) print(st *pb.GetStatusResponse) error {
 	_, err := fmt.Fprintf(out, `
 Try, in another terminal:
 
-  export TIDEMARK_SERVER=%s
-  tidemark cluster status
-  tidemark append acme/orders/1 --client-id me --seq 1 --event-type Tried --data '{}' --create
-  tidemark cluster transfer
-  kill -9 %d      # ends %s
-  curl 'http://%s/readyz?verbose'
+  export TIDEMARK_SERVER=%[1]s
+  %[2]s cluster status
+  %[2]s append acme/orders/1 --client-id me --seq 1 --event-type Tried --data '{}' --create
+  %[2]s cluster transfer
+  kill -9 %[3]d      # ends %[4]s
+  curl 'http://%[5]s/readyz?verbose'
 
 Ctrl-C stops all nodes.
 
-`, strings.Join(servers, ","), lead.pid(), lead.ID, lead.HTTPListen)
+`, strings.Join(servers, ","), shellWords([]string{c.program}), lead.pid(), lead.ID, lead.HTTPListen)
 	return err
 }
