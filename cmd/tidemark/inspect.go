@@ -39,8 +39,9 @@ WHAT is one of:
   raft       term, vote, members, snapshots
 
 A node applies the entries of its log to its history, and after a crash again those that the
-history had not on disk. What they make is shown too, with SOURCE "tail": it will be there when
-the node has started, unless the leader of its cluster has other entries in their place.
+history had not on disk. What they make is shown too, with SOURCE "tail", and what they trim or
+delete is not: so it will be when the node has started, unless the leader of its cluster has other
+entries in their place.
 --output json prints one object a line.`,
 		Example: `  tidemark inspect tidemark-data
   tidemark inspect tidemark-data batches --aggregate acme/orders/1 --output json

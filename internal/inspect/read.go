@@ -153,10 +153,11 @@ type Content struct {
 }
 
 // Read calls c's functions for what the directory holds: first what is in the history, in the
-// order of its keys, then what entries of the tail add to that, in the order of the log: batches
-// that entries trim or delete have been handed on by then. A head that the tail changes comes
-// once, last. Query's From and To are versions, or positions for
-// Change; heads are wanted whatever their version is.
+// order of its keys, then what entries of the tail add to that, in the order of the log. What
+// entries of the tail trim, delete or forget is left out. A head that the tail changes comes
+// once, last. Query's From and To are versions, or positions for Change; heads are wanted
+// whatever their version is. Where the tail is damaged, it counts up to there, and the error
+// comes behind what could be read.
 func (d *Directory) Read(q Query, c Content) (applied Applied, err error) {
 	h, err := d.openHistory()
 	if err != nil {
@@ -165,19 +166,38 @@ func (d *Directory) Read(q Query, c Content) (applied Applied, err error) {
 	if h != nil {
 		defer func() { err = errors.Join(err, h.close()) }()
 	}
-	r := newReplay(h)
-	if c.Head == nil {
-		if err := h.read(q, c); err != nil {
-			return applied, err
+	end := newReplay(h)
+	_, err = d.walkTail(end.entry)
+	if c.Batch != nil || c.Row != nil || c.Change != nil {
+		if again := d.readContent(q, c, h, end); again != nil {
+			err = again
 		}
 	}
+	if c.Head != nil && err == nil {
+		err = h.readHeads(q, c.Head, end)
+	}
+	return end.applied, err
+}
+
+// readContent is Read for all but heads; end is what the tail leads to.
+func (d *Directory) readContent(q Query, c Content, h *store, end *replay) error {
+	if err := h.read(q, c, end); err != nil {
+		return err
+	}
+	r := newReplay(h)
 	if c.Batch != nil {
 		r.onBatch = func(b *Batch) error {
+			if !end.keeps(b) {
+				return nil
+			}
 			return wanted(&q, b.Aggregate, b.Version, func() error { return c.Batch(b, InTail) })
 		}
 	}
 	if c.Row != nil {
 		r.onRow = func(w *Row) error {
+			if !end.remembers(w) {
+				return nil
+			}
 			return wanted(&q, w.Aggregate, w.Version, func() error { return c.Row(w, InTail) })
 		}
 	}
@@ -186,13 +206,8 @@ func (d *Directory) Read(q Query, c Content) (applied Applied, err error) {
 			return wanted(&q, ch.Aggregate, ch.Position, func() error { return c.Change(ch, InTail) })
 		}
 	}
-	if _, err := d.walkTail(r.entry); err != nil {
-		return applied, err
-	}
-	if c.Head != nil {
-		err = h.readHeads(q, c.Head, r)
-	}
-	return r.applied, err
+	_, err := d.walkTail(r.entry)
+	return err
 }
 
 func wanted(q *Query, a Aggregate, n uint64, fn func() error) error {
@@ -202,8 +217,8 @@ func wanted(q *Query, a Aggregate, n uint64, fn func() error) error {
 	return fn()
 }
 
-// read hands on what a history holds.
-func (s *store) read(q Query, c Content) error {
+// read hands on what a history holds and is still there at end.
+func (s *store) read(q Query, c Content, end *replay) error {
 	if s == nil {
 		return nil
 	}
@@ -213,6 +228,9 @@ func (s *store) read(q Query, c Content) error {
 			b, err := parseBatch(value)
 			if err != nil {
 				return s.keyError(key, err)
+			}
+			if !end.keeps(&b) {
+				return nil
 			}
 			return wanted(&q, b.Aggregate, b.Version, func() error { return c.Batch(&b, InHistory) })
 		})
@@ -244,6 +262,9 @@ func (s *store) read(q Query, c Content) error {
 		w, err := parseRow(key, value)
 		if err != nil {
 			return s.keyError(key, err)
+		}
+		if !end.remembers(&w) {
+			return nil
 		}
 		return wanted(&q, w.Aggregate, w.Version, func() error { return c.Row(&w, InHistory) })
 	})

@@ -20,8 +20,9 @@ type replay struct {
 	marks   map[string]uint64
 	// recorded are the rows that entries made, by the prefix of the writer and the sequence.
 	recorded map[string]struct{}
-	// forgotten are the aggregates whose writers were forgotten: what base has of them is over.
-	forgotten map[Aggregate]bool
+	// forgotten are the aggregates whose writers were forgotten, and at which position last: what
+	// base has of them is over.
+	forgotten map[Aggregate]uint64
 	// written are the positions of the batches that entries made, by their keys.
 	written map[string]uint64
 	// schemas are all of them, by their keys, each as a hash of what it says, and revisions how
@@ -37,7 +38,7 @@ type replay struct {
 }
 
 func newReplay(base *store) *replay {
-	r := &replay{base: base, heads: map[Aggregate]*Head{}, marks: map[string]uint64{}, recorded: map[string]struct{}{}, forgotten: map[Aggregate]bool{}, written: map[string]uint64{}}
+	r := &replay{base: base, heads: map[Aggregate]*Head{}, marks: map[string]uint64{}, recorded: map[string]struct{}{}, forgotten: map[Aggregate]uint64{}, written: map[string]uint64{}}
 	if base != nil {
 		r.applied = base.applied
 	}
@@ -263,7 +264,7 @@ func (r *replay) standing(w *Write, client string) (s standing, err error) {
 	}
 	key := sequenceKey(w.Aggregate, client, *w.After)
 	_, found := r.recorded[string(key)]
-	if !found && r.base != nil && !r.forgotten[w.Aggregate] {
+	if !found && r.base != nil && r.forgotten[w.Aggregate] == 0 {
 		_, found, err = r.base.first(key, 8)
 	}
 	s.afterMissing = !found
@@ -299,7 +300,7 @@ func (r *replay) head(a Aggregate) (*Head, error) {
 // mark returns the highest sequence of a writer on an aggregate: that of its first row.
 func (r *replay) mark(a Aggregate, client string) (uint64, error) {
 	prefix := writerPrefix(a, client)
-	if m, ok := r.marks[string(prefix)]; ok || r.base == nil || r.forgotten[a] {
+	if m, ok := r.marks[string(prefix)]; ok || r.base == nil || r.forgotten[a] != 0 {
 		return m, nil
 	}
 	key, found, err := r.base.first(prefix, 16)

@@ -103,8 +103,17 @@ func (r *replay) forget(h *Head) {
 			delete(r.recorded, key)
 		}
 	}
-	r.forgotten[h.Aggregate] = true
+	r.forgotten[h.Aggregate] = r.applied.Position
 }
+
+// keeps says whether a batch, of base or of an entry, can still be read.
+func (r *replay) keeps(b *Batch) bool {
+	h := r.heads[b.Aggregate]
+	return h == nil || !h.Deleted && b.Incarnation == h.Incarnation && b.Version >= h.Floor
+}
+
+// remembers says whether a row, of base or of an entry, is still there.
+func (r *replay) remembers(w *Row) bool { return w.Position > r.forgotten[w.Aggregate] }
 
 // advance assigns the next position.
 func (r *replay) advance(committedAt int64) {
